@@ -1,0 +1,21 @@
+"""The one error a user is meant to read, and the one function that makes foreign text fit to be shown."""
+
+SHOWN_CHARACTERS = 200
+
+
+class UserError(Exception):
+    """A fault the user can mend. ``str(error)`` is the whole sentence: what, where, what to do."""
+
+
+def printable(text: object, limit: int = SHOWN_CHARACTERS) -> str:
+    r"""Text from outside (a file name, a JSON key, a log line) as one line that no terminal acts upon.
+
+    Whatever is not printable (newlines, escape codes, bidirectional marks, undecodable bytes) is written as
+    a backslash escape; more than ``limit`` characters are cut off with an ellipsis.
+    """
+    shown = str(text)
+    cut = shown[:limit]
+    safe = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut
+    )
+    return safe if len(shown) <= limit else safe + "…"
