@@ -1,0 +1,327 @@
+"""From "these models on this base" to the exact command line and environment of one vLLM.
+
+Pure: the same models in any order give the same plan. Flags are those of vLLM 0.32 (see `vllm_rules`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from components.core.errors import UserError, printable
+from components.core.vllm_rules import (
+    JSON_LIST_FLAGS,
+    LEGAL_RANKS,
+    NO_SUCH_FLAGS,
+    OWNED_ENVIRONMENT,
+    OWNED_FLAGS,
+    REPEATED_FLAGS,
+    SECRET_ENVIRONMENT,
+    SERVER_MODULE,
+    round_up_rank,
+)
+
+Json: TypeAlias = str | int | float | bool | Sequence["Json"] | Mapping[str, "Json"] | None
+
+MAX_LORAS_CAP = 8
+"""How many adapters share a batch unless engine.maxLoras says so: every slot holds GPU memory for the largest rank."""
+
+_DEFAULT_ENVIRONMENT = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
+_STOP_SECONDS = 60
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
+
+
+@dataclass(frozen=True)
+class PlannedAdapter:
+    """One adapter to serve: the model id, `sha256:<hex>` of its bundle, and its largest real rank."""
+
+    id: str
+    digest: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the stack file's `engine:` says. None leaves the choice to this module or to vLLM."""
+
+    port: int
+    listen: str = "127.0.0.1"
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    dtype: str | None = None
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
+    args: Mapping[str, Json] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    device: Literal["gpu", "cpu"] = "gpu"
+    ready_timeout_seconds: int = 1800
+
+
+@dataclass(frozen=True)
+class PlannedFlag:
+    """A computed flag (without dashes), its value as vLLM gets it, and a short clause saying why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine: `argv` to the word, its environment, what was computed, and what /v1/models must list.
+
+    `served` maps each id to the `root` that vLLM reports for it: the base for base names, the blob's path for adapters.
+    `stop_seconds` is how long it may take to stop before it is killed.
+    """
+
+    base: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    flags: tuple[PlannedFlag, ...]
+    served: Mapping[str, str | None]
+    stop_seconds: int
+
+
+def plan_engine(
+    base: str,
+    python: str,
+    adapters: Sequence[PlannedAdapter],
+    aliases: Sequence[str],
+    options: EngineOptions,
+    blob_path: Callable[[str], str],
+) -> EnginePlan:
+    """Plan the vLLM that serves `base`, its other names `aliases`, and every adapter.
+
+    `python` is the pod's interpreter with vLLM; `blob_path` says where a digest lies unpacked. Raises UserError for a
+    base vLLM could not be told, a rank above its ceiling, overrides that contradict each other, and arguments or
+    variables that are this project's own.
+    """
+    if not base or base.startswith("-"):
+        raise UserError(f"base {printable(base)!r} cannot be given to vLLM: it is empty or begins with a dash")
+    adapters = sorted(adapters, key=lambda adapter: adapter.id)
+    served = _served(base, adapters, sorted(aliases), blob_path)
+    flags = _lora_flags(adapters, options)
+    argv = [python, "-m", SERVER_MODULE]
+    argv += _flag("model", base)
+    argv += ["--served-model-name", base, *sorted(aliases)]
+    argv += _flag("host", options.listen)
+    argv += _flag("port", options.port)
+    for name, value in (
+        ("dtype", options.dtype),
+        ("gpu-memory-utilization", options.gpu_memory_utilization),
+        ("max-model-len", options.max_model_len),
+    ):
+        if value is not None:
+            argv += _flag(name, value)
+    arguments = _user_arguments(options.args)
+    for name, value in arguments.items():
+        argv += _user_flag(name, value)
+    if adapters:
+        argv.append("--enable-lora")
+        for flag in flags:
+            argv += _flag(flag.name, flag.value)
+        argv.append("--lora-modules")
+        argv += [_lora_module(adapter, base, blob_path(adapter.digest)) for adapter in adapters]
+    return EnginePlan(
+        base,
+        tuple(argv),
+        _environment(python, options.env),
+        flags,
+        served,
+        _STOP_SECONDS + _draining_seconds(arguments),
+    )
+
+
+def _served(
+    base: str, adapters: Sequence[PlannedAdapter], aliases: Sequence[str], blob_path: Callable[[str], str]
+) -> dict[str, str | None]:
+    served: dict[str, str | None] = {}
+    roots = [(base, base), *((alias, base) for alias in aliases)]
+    for name, root in [*roots, *((adapter.id, blob_path(adapter.digest)) for adapter in adapters)]:
+        if name in served:
+            raise UserError(f"model id {printable(name)!r} is served twice by the engine of {printable(base)!r}")
+        served[name] = root
+    return served
+
+
+def _lora_flags(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> tuple[PlannedFlag, ...]:
+    for key, value in (("maxLoras", options.max_loras), ("maxCpuLoras", options.max_cpu_loras)):
+        if value is not None and value < 1:
+            raise UserError(f"engine.{key} is {value}; it must be at least 1")
+    if options.max_loras and options.max_cpu_loras and options.max_cpu_loras < options.max_loras:
+        raise UserError(
+            f"engine.maxCpuLoras ({options.max_cpu_loras}) is below engine.maxLoras ({options.max_loras}); "
+            "vLLM keeps every adapter of a batch in CPU memory too, so make it at least as large"
+        )
+    if not adapters:
+        return ()
+    max_loras = _max_loras(len(adapters), options)
+    return (max_loras, _max_lora_rank(adapters, options), _max_cpu_loras(len(adapters), int(max_loras.value), options))
+
+
+def _max_loras(count: int, options: EngineOptions) -> PlannedFlag:
+    def flag(value: int, reason: str) -> PlannedFlag:
+        return PlannedFlag("max-loras", str(value), reason)
+
+    if options.max_loras is not None:
+        return flag(options.max_loras, "engine.maxLoras")
+    if options.max_cpu_loras is not None and options.max_cpu_loras < min(count, MAX_LORAS_CAP):
+        return flag(options.max_cpu_loras, f"{_adapters(count)}, capped by engine.maxCpuLoras")
+    if count > MAX_LORAS_CAP:
+        return flag(MAX_LORAS_CAP, f"{_adapters(count)}, capped at {MAX_LORAS_CAP} for memory")
+    return flag(count, f"{_adapters(count)}, all may share a batch")
+
+
+def _max_lora_rank(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> PlannedFlag:
+    largest = adapters[0]
+    for adapter in adapters:
+        try:
+            round_up_rank(adapter.rank)
+        except UserError as error:
+            raise UserError(f"model {adapter.id}: {error}") from None
+        if adapter.rank > largest.rank:
+            largest = adapter
+    if options.max_lora_rank is None:
+        return PlannedFlag(
+            "max-lora-rank",
+            str(round_up_rank(largest.rank)),
+            f"largest rank is {largest.rank} ({largest.id})",
+        )
+    if options.max_lora_rank not in LEGAL_RANKS:
+        legal = ", ".join(map(str, LEGAL_RANKS))
+        raise UserError(f"engine.maxLoraRank is {options.max_lora_rank}; vLLM accepts {legal}")
+    if options.max_lora_rank < largest.rank:
+        raise UserError(
+            f"engine.maxLoraRank is {options.max_lora_rank}, but model {largest.id} has rank {largest.rank}; "
+            "raise it or leave it out"
+        )
+    return PlannedFlag("max-lora-rank", str(options.max_lora_rank), "engine.maxLoraRank")
+
+
+def _max_cpu_loras(count: int, max_loras: int, options: EngineOptions) -> PlannedFlag:
+    if options.max_cpu_loras is not None:
+        return PlannedFlag("max-cpu-loras", str(options.max_cpu_loras), "engine.maxCpuLoras")
+    if max_loras > count:
+        return PlannedFlag("max-cpu-loras", str(max_loras), "as many as max-loras")
+    return PlannedFlag("max-cpu-loras", str(count), f"{_adapters(count)}, all stay in CPU memory")
+
+
+def _adapters(count: int) -> str:
+    return f"{count} adapter{'s' if count > 1 else ''}"
+
+
+def _user_arguments(args: Mapping[str, Json]) -> dict[str, Json]:
+    """Return `engine.args` under vLLM's spelling of the flags, sorted by it."""
+    keys: dict[str, str] = {}
+    for key in args:
+        name = _flag_name(key)
+        if name in keys:
+            raise UserError(f"engine.args.{key} and engine.args.{keys[name]} are one flag; keep one of them")
+        keys[name] = key
+    return {name: args[keys[name]] for name in sorted(keys)}
+
+
+def _draining_seconds(arguments: Mapping[str, Json]) -> int:
+    """How long `--shutdown-timeout` lets requests in flight go on after the order to stop."""
+    value = arguments.get("shutdown-timeout", 0)
+    return math.ceil(value) if isinstance(value, int | float) and 0 <= value < 86400 else 0
+
+
+def _flag_name(key: str) -> str:
+    """Return `maxNumSeqs`, `max_num_seqs` or `max-num-seqs` in vLLM's spelling, refusing what is not the user's."""
+    where = f"engine.args.{printable(key)}"
+    if key.startswith("-"):
+        raise UserError(f"{where}: write the flag without its dashes in front")
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", key).replace("_", "-").lower()
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        raise UserError(
+            f"{where} is no flag of vLLM: letters, digits and dashes only "
+            "(give a flag's own settings as a mapping under it)"
+        )
+    # argparse takes any unambiguous beginning of a flag for the flag, and --no-X for X.
+    bare = name.removeprefix("no-")
+    for owned, reason in {**OWNED_FLAGS, **NO_SUCH_FLAGS}.items():
+        if owned.startswith(bare):
+            hint = "" if owned == bare else f" could be read as --{owned}, which"
+            raise UserError(f"{where}{hint} cannot be set here: {reason}")
+    return name
+
+
+def _user_flag(name: str, value: Json) -> list[str]:
+    where = f"engine.args: {name}"
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [f"--no-{name}"]
+    if value is None:
+        raise UserError(f"{where} has no value; give it one (true for a bare flag) or leave it out")
+    if isinstance(value, Mapping):
+        return [f"--{name}", _compact(value)]
+    if isinstance(value, str | int | float):
+        return _flag(name, value)
+    items = list(value)
+    if not items:
+        raise UserError(f"{where} is an empty list; give it a value or leave it out")
+    if name in JSON_LIST_FLAGS:
+        return [f"--{name}", _compact(items)]
+    if name in REPEATED_FLAGS:
+        return [word for item in items for word in _flag(name, _scalar(item, where))]
+    if len(items) == 1:
+        return _flag(name, _scalar(items[0], where))
+    words = [_word(_scalar(item, where), name) for item in items]
+    if any(word.startswith("-") for word in words):
+        raise UserError(f"{where} has an item that begins with a dash, which vLLM would take for a flag")
+    return [f"--{name}", *words]
+
+
+def _scalar(item: Json, where: str) -> str | int | float:
+    if isinstance(item, bool) or not isinstance(item, str | int | float):
+        raise UserError(f"{where} is a list, and its items must be strings or numbers")
+    return item
+
+
+def _flag(name: str, value: str | int | float) -> list[str]:
+    word = _word(value, name)
+    # As a word of its own vLLM's parser would take it for a flag, or (with a dot in it) for a nested setting.
+    return [f"--{name}={word}"] if word.startswith("-") else [f"--{name}", word]
+
+
+def _word(value: str | int | float, name: str) -> str:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise UserError(f"{name} is {value}, which is no number vLLM can use")
+        # Pulumi's configuration does not tell 8.0 from 8, and vLLM's integers refuse the former.
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    return str(value)
+
+
+def _compact(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _lora_module(adapter: PlannedAdapter, base: str, path: str) -> str:
+    item = {"name": adapter.id, "path": path, "base_model_name": base}
+    return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+
+
+def _environment(python: str, env: Mapping[str, str]) -> dict[str, str]:
+    for name in env:
+        where = f"engine.env.{printable(name)}"
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"{where} is no name of a variable: letters, digits and _ only, no digit first")
+        if name in SECRET_ENVIRONMENT:
+            raise UserError(
+                f"{where} holds a secret, which would stand in the unit for every user of the pod to read; "
+                f"use `pulumi config set --secret {SECRET_ENVIRONMENT[name]}`"
+            )
+        if name in OWNED_ENVIRONMENT:
+            raise UserError(f"{where} cannot be set here: {OWNED_ENVIRONMENT[name]}")
+    # vLLM builds kernels with tools (ninja, nvcc) it looks for on PATH, as in an activated venv.
+    path = f"{posixpath.dirname(python)}:{_SYSTEM_PATH}"
+    return dict(sorted({**_DEFAULT_ENVIRONMENT, "PATH": path, **env}.items()))

@@ -1,0 +1,73 @@
+"""Plans into the text of systemd units. The only module that uses Jinja2."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from components.core.engine_plan import EnginePlan
+from components.core.errors import UserError, printable
+from components.core.naming import secrets_path, state_directory
+from components.core.unit_text import check_line_length, environment_word, exec_program, exec_word, plain_text
+
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+
+_HOMES = re.compile(r"(?<![\w.-])/(home|root|run/user)/")
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def render_unit(plan: EnginePlan, *, key: str) -> str:
+    """Return the whole unit file of the engine called `key` (`naming.engine_key`), ending in a newline.
+
+    The same plan and key give the same text. Raises UserError for what systemd cannot pass on to vLLM exactly as
+    planned (see `unit_text`) and for a command line longer than systemd takes.
+    """
+    if not _KEY.fullmatch(key):
+        raise UserError(f"the engine's name {printable(key)!r} cannot name a systemd unit; use a simpler stack name")
+    state = f"/var/lib/{state_directory(key)}"
+    environment = {**plan.environment, "HOME": state, "HF_HOME": f"{state}/huggingface"}
+    program, *arguments = plan.argv
+    lines = [exec_program(program), *_lines(arguments)]
+    check_line_length("ExecStart=" + " ".join(lines), f"the command line of the engine for {printable(plan.base)!r}")
+    template = _templates().get_template("engine.service.j2")
+    return template.render(
+        base=plain_text(plan.base),
+        command=lines,
+        environment=[environment_word(name, value) for name, value in sorted(environment.items())],
+        protect_home="read-only" if _reads_homes(plan) else "yes",
+        secrets_path=secrets_path(key),
+        state_directory=state_directory(key),
+        stop_seconds=plan.stop_seconds,
+    )
+
+
+def _lines(arguments: list[str]) -> list[str]:
+    """Group a flag with the one value that follows it; of several values, each has a line of its own."""
+    lines = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        values = next((i for i, value in enumerate(rest) if value.startswith("-")), len(rest))
+        if word.startswith("-") and values == 1:
+            lines.append(f"{exec_word(word)} {exec_word(rest.pop(0))}")
+        else:
+            lines.append(exec_word(word))
+    return lines
+
+
+def _reads_homes(plan: EnginePlan) -> bool:
+    """Whether anything the engine is told lies where ProtectHome=yes would hide it."""
+    return any(_HOMES.search(text) for text in (*plan.argv, *plan.environment.values()))
+
+
+def _templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
