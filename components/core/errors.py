@@ -15,7 +15,10 @@ def printable(text: object, limit: int = SHOWN_CHARACTERS) -> str:
     """
     shown = str(text)
     cut = shown[:limit]
-    safe = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut
-    )
+    safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut)
     return safe if len(shown) <= limit else safe + "…"
+
+
+def os_reason(error: OSError) -> str:
+    """Why the system refused, in its own words and without the path: "permission denied"."""
+    return (error.strerror or type(error).__name__).lower()
