@@ -29,12 +29,12 @@ def render_unit(plan: EnginePlan, *, key: str) -> str:
     state = f"/var/lib/{state_directory(key)}"
     environment = {**plan.environment, "HOME": state, "HF_HOME": f"{state}/huggingface"}
     program, *arguments = plan.argv
-    lines = [exec_program(program), *_lines(arguments)]
-    check_line_length("ExecStart=" + " ".join(lines), f"the command line of the engine for {printable(plan.base)!r}")
+    command = " \\\n    ".join([exec_program(program), *_lines(arguments)])
+    check_line_length(f"ExecStart={command}", f"the command line of the engine for {printable(plan.base)!r}")
     template = _templates().get_template("engine.service.j2")
     return template.render(
         base=plain_text(plan.base),
-        command=lines,
+        command=command,
         environment=[environment_word(name, value) for name, value in sorted(environment.items())],
         protect_home="read-only" if _reads_homes(plan) else "yes",
         secrets_path=secrets_path(key),

@@ -1,0 +1,172 @@
+"""Adapters as resources: what each one is, its way to a pod, and its place there.
+
+The module paths and class names of the providers are in every stack's state: see docs/naming.md before moving one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import ConfigureRequest, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
+
+from components.core.adapter import read_adapter
+from components.core.bundle import bundle_members, stream_bundle
+from components.core.digest_cache import BundleFacts
+from components.core.errors import UserError, printable
+from components.pods.contract import Machine
+from components.pods.credentials import private_key_text
+from components.pods.gpu_pod import GpuPod
+from components.remote import pod_command, podctl_line, podctl_sha256
+from components.settings import RawConfig, Settings, load
+from components.ssh import Address, open_session
+
+
+class AdapterBundleProvider(ResourceProvider):
+    """A bundle is its digest: it is made anew when, and only when, the digest changes. It touches no pod."""
+
+    serialize_as_secret_always = False
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(props["digest"], props)
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        changed = _olds.get("digest") != _news.get("digest")
+        return DiffResult(changes=changed, replaces=["digest"] if changed else [], delete_before_replace=False)
+
+
+class AdapterBundle(Resource, module="lora-pods", name="AdapterBundle"):
+    """One model's adapter. Its id is `sha256:<hex>`, the digest of the adapter's deterministic tar."""
+
+    digest: pulumi.Output[str]
+
+    def __init__(self, name: str, facts: BundleFacts, opts: pulumi.ResourceOptions) -> None:
+        # No path of this machine: the same bytes under another name elsewhere are no change.
+        props = {"digest": facts.digest, "size": facts.size, "rank": facts.rank}
+        super().__init__(AdapterBundleProvider(), name, props, opts)
+
+
+class BundleUploadProvider(ResourceProvider):
+    """Sends a pod what it lacks: it is asked once, and only what it names is read here, let alone sent."""
+
+    serialize_as_secret_always = False
+    _config: RawConfig
+
+    def configure(self, req: ConfigureRequest) -> None:
+        self._config = req.config
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        asyncio.run(_send(props, load(self._config)))
+        return CreateResult(props["engine"], props)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        asyncio.run(_send(_news, load(self._config)))
+        return UpdateResult(_news)
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        compared = ("bundles", "connection", "identity", "podctl")
+        return DiffResult(changes=any(_olds.get(key) != _news.get(key) for key in compared))
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        """Nothing: what was unpacked goes with its references, what was half sent with the pod's clean-up."""
+
+
+class BundleUpload(Resource, module="lora-pods", name="BundleUpload"):
+    """One pod's bundles on their way: `bundles` maps each of its models to a digest."""
+
+    def __init__(
+        self, name: str, engine: str, machine: Machine, bundles: Mapping[str, BundleFacts], opts: pulumi.ResourceOptions
+    ) -> None:
+        props = {
+            "engine": engine,
+            "bundles": {model: facts.digest for model, facts in sorted(bundles.items())},
+            "sizes": {facts.digest: facts.size for facts in bundles.values()},
+            "connection": machine.connection.described(),
+            "identity": machine.identity,
+            "podctl": podctl_sha256(),
+        }
+        super().__init__(BundleUploadProvider(), name, props, opts)
+
+
+class PlacedBundles(pulumi.ComponentResource):
+    """The bundles of one pod, from the laptop to the blob store, each held by its model's reference."""
+
+    placed: pulumi.Resource
+
+    def __init__(
+        self,
+        base: str,
+        engine: str,
+        stack: str,
+        pod: GpuPod,
+        bundles: Mapping[str, BundleFacts],
+        opts: pulumi.ResourceOptions,
+    ) -> None:
+        super().__init__("lora-pods:index:PlacedBundles", base, {}, opts)
+        machine = pod.machine
+        upload = BundleUpload(f"{base}-upload", engine, machine, bundles, pod.options(self, after=(pod.prepared,)))
+        self.placed = pod_command(
+            f"{base}-place",
+            machine.connection,
+            "place",
+            {
+                "stack": stack,
+                "base": base,
+                "identity": machine.identity,
+                "models": {model: facts.digest for model, facts in bundles.items()},
+            },
+            undo=("unplace", ["--stack", stack, "--base", base]),
+            opts=pod.options(self, after=(upload,)),
+        )
+        self.register_outputs({})
+
+
+async def _send(props: Mapping[str, Any], settings: Settings) -> None:
+    wanted: Mapping[str, str] = props["bundles"]
+    sizes = {digest: int(size) for digest, size in props["sizes"].items()}
+    described = props["connection"]
+    address = Address(described["address"], int(described["port"]), described["user"], described["hostKey"])
+
+    def line(verb: str) -> str:
+        return podctl_line(address.user, verb)
+
+    async with open_session(address, private_key_text(described["credential"], settings)) as session:
+        answer = await session.call(line("missing"), {"bundles": sizes})
+        missing: dict[str, int] = answer["missing"]
+        if not missing:
+            return
+        sources = {
+            wanted[model.id]: settings.adapter_directory(model)
+            for model in settings.models
+            if model.adapter and model.id in wanted
+        }
+        head = {"bundles": [{"digest": d, "size": sizes[d], "offset": missing[d]} for d in sorted(missing)]}
+        await session.stream(
+            line("receive-all"),
+            chain(
+                [json.dumps(head).encode() + b"\n"],
+                *(_tail(sources[digest], digest, missing[digest]) for digest in sorted(missing)),
+            ),
+        )
+
+
+def _tail(directory: Path, digest: str, offset: int) -> Iterator[memoryview]:
+    """The bundle's bytes from `offset` on; all of it is read, so that what is sent is what was promised."""
+    hashed, position = hashlib.sha256(), 0
+    for chunk in stream_bundle(bundle_members(read_adapter(directory))):
+        hashed.update(chunk)
+        view = memoryview(chunk)
+        if position + len(view) > offset:
+            yield view[max(0, offset - position) :]
+        position += len(view)
+    if f"sha256:{hashed.hexdigest()}" != digest:
+        raise UserError(
+            f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
+            "writing there? run pulumi up again when it is done"
+        )

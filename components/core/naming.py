@@ -1,0 +1,49 @@
+"""Names and places that the laptop and the pod must agree on.
+
+Unit names, directories and secrets files live on machines between two runs: changing a rule here orphans what an
+earlier release left there. `docs/naming.md` lists them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+POD_ROOT = "/var/lib/lora-pods"
+
+
+def engine_key(stack: str, base: str) -> str:
+    """Name one engine on a pod: unit, generations, secrets and state directory are called after it.
+
+    The hash keeps bases apart that differ only in characters a unit name cannot hold (systemd.unit(5): letters,
+    digits and `:-_.\\`).
+    """
+    slug = re.sub(r"[^a-z0-9.]+", "-", base.lower()).strip("-.")[:80]
+    return f"{stack}-{slug}-{hashlib.sha256(base.encode()).hexdigest()[:8]}"
+
+
+def unit_name(key: str) -> str:
+    return f"lora-pods-{key}.service"
+
+
+def state_directory(key: str) -> str:
+    """The unit's StateDirectory, relative to /var/lib as systemd.exec(5) wants it."""
+    return f"lora-pods-{key}"
+
+
+def blob_path(digest: str) -> str:
+    """Where the bundle `sha256:<hex>` lies unpacked on a pod."""
+    return f"{POD_ROOT}/blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def secrets_path(key: str) -> str:
+    return f"{POD_ROOT}/secrets/{key}.env"
+
+
+def podctl_path(sha256: str) -> str:
+    return f"{POD_ROOT}/bin/podctl-{sha256[:12]}.py"
+
+
+def venv_python(version: str) -> str:
+    """The interpreter of the venv that `engine.vllm: {version}` makes on the pod."""
+    return f"{POD_ROOT}/venvs/vllm-{version}/bin/python"

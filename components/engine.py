@@ -1,0 +1,109 @@
+"""The engine of a pod: its plan rendered as a unit, its secrets apart from it, and the proof that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pulumi
+
+from components.core.digest_cache import BundleFacts
+from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.naming import blob_path, unit_name
+from components.pods.gpu_pod import GpuPod
+from components.remote import pod_command, result
+from components.render import render_unit
+from components.settings import LOOPBACK, Pod, Settings
+
+
+class VllmEngine(pulumi.ComponentResource):
+    """One vLLM under one systemd unit, serving a base and every adapter of every model that names it."""
+
+    plan: EnginePlan
+    unit: str
+
+    def __init__(
+        self,
+        key: str,
+        plan: EnginePlan,
+        pod: Pod,
+        on: GpuPod,
+        settings: Settings,
+        stack: str,
+        placed: pulumi.Resource,
+        opts: pulumi.ResourceOptions,
+    ) -> None:
+        super().__init__("lora-pods:index:VllmEngine", pod.base, {}, opts)
+        self.plan, self.unit = plan, unit_name(key)
+        machine = on.machine
+        secrets = pod_command(
+            f"{pod.base}-secrets",
+            machine.connection,
+            "secrets",
+            {"engine": key, "identity": machine.identity, "secrets": _secrets(settings)},
+            undo=("unsecret", ["--engine", key]),
+            opts=on.options(self, after=(on.prepared,)),
+            secret=True,
+            logged=False,
+        )
+        pod_command(
+            f"{pod.base}-activate",
+            machine.connection,
+            "activate",
+            {
+                "stack": stack,
+                "engine": key,
+                "identity": machine.identity,
+                "port": pod.engine.port,
+                "unit": {"name": self.unit, "text": render_unit(plan, key=key)},
+                "ready": {
+                    "url": f"http://{_reached_at(pod.listen)}:{pod.engine.port}",
+                    "models": dict(plan.served),
+                    "timeoutSeconds": pod.engine.ready_timeout_seconds,
+                },
+                "secretsRevision": result(secrets)["revision"],
+            },
+            undo=("deactivate", ["--engine", key]),
+            opts=on.options(self, after=(placed,)),
+        )
+        for flag in plan.flags:
+            pulumi.log.info(f"--{flag.name} {flag.value}: {flag.reason}", resource=self)
+        self.register_outputs({})
+
+
+def plan_of(pod: Pod, bundles: Mapping[str, BundleFacts], aliases: Sequence[str]) -> EnginePlan:
+    """The engine's plan, from the stack file and what the adapters are. Raises UserError where vLLM would refuse it."""
+    engine = pod.engine
+    return plan_engine(
+        pod.base,
+        pod.python,
+        [PlannedAdapter(model, facts.digest, facts.rank) for model, facts in bundles.items()],
+        aliases,
+        EngineOptions(
+            port=engine.port,
+            listen=pod.listen,
+            max_model_len=engine.max_model_len,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            dtype=engine.dtype,
+            max_loras=engine.max_loras,
+            max_cpu_loras=engine.max_cpu_loras,
+            max_lora_rank=engine.max_lora_rank,
+            args=engine.args,
+            env=engine.env,
+            device=pod.device,
+            ready_timeout_seconds=engine.ready_timeout_seconds,
+        ),
+        blob_path,
+    )
+
+
+def _secrets(settings: Settings) -> dict[str, str]:
+    """The engine's environment that nobody but root may read, under the names that vLLM and huggingface_hub know."""
+    given = {"VLLM_API_KEY": settings.api_key, "HF_TOKEN": settings.hf_token}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _reached_at(listen: str) -> str:
+    """The address at which the pod itself reaches what listens at `listen`."""
+    if listen in ("0.0.0.0", "::", *LOOPBACK):
+        return "127.0.0.1"
+    return f"[{listen}]" if ":" in listen else listen

@@ -1,0 +1,1 @@
+"""One file per kind of pod; each yields the contract's Machine."""

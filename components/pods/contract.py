@@ -1,0 +1,24 @@
+"""What every kind of pod yields, whatever it is: the rest of the program knows no other difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+
+from components.remote import Connection
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that can be reached.
+
+    `identity` changes when it is another machine under the same address, so that everything is made so again.
+    `endpoint` is the engine's OpenAI URL as this laptop reaches it; where the engine listens on the pod's loopback
+    only, as the pod does. `resource` is set where the machine itself is one of ours, and all on it goes with it.
+    """
+
+    connection: Connection
+    identity: str
+    endpoint: pulumi.Output[str]
+    resource: pulumi.Resource | None = None

@@ -1,0 +1,54 @@
+"""A pod: a machine of some kind, checked and given podctl, ready for bundles and an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulumi
+
+from components.pods import host, sandbox
+from components.pods.contract import Machine
+from components.remote import boot_command
+from components.settings import Pod, Settings
+
+
+class GpuPod(pulumi.ComponentResource):
+    """One base's machine. `machine` is the contract; `prepared` is what everything put on it has to wait for."""
+
+    machine: Machine
+    prepared: pulumi.Resource
+
+    def __init__(self, pod: Pod, settings: Settings, stack: str, opts: pulumi.ResourceOptions) -> None:
+        super().__init__("lora-pods:index:GpuPod", pod.base, {}, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        if pod.sandbox:
+            self.machine = sandbox.machine(pod.sandbox, pod, settings, stack, child)
+        else:
+            assert pod.host is not None, "settings.Pod has exactly one kind"
+            self.machine = host.machine(pod.host, pod, settings)
+        self.prepared = boot_command(
+            f"{pod.base}-prepare",
+            self.machine.connection,
+            {"identity": self.machine.identity, "needs": _needs(pod)},
+            undo=("remove", []),
+            opts=self.options(parent=self),
+        )
+        self.register_outputs({})
+
+    def options(self, parent: pulumi.Resource, after: tuple[pulumi.Resource, ...] = ()) -> pulumi.ResourceOptions:
+        """Options of what lives on this pod: where the machine goes with its resource, nothing is undone by hand."""
+        return pulumi.ResourceOptions(parent=parent, depends_on=list(after), deleted_with=self.machine.resource)
+
+
+def _needs(pod: Pod) -> dict[str, Any]:
+    engine = pod.engine
+    return {
+        "base": pod.base if pod.base.startswith("/") else None,
+        "diskGiB": engine.disk_gi_b or 1.0,
+        "gpu": pod.device == "gpu",
+        "python": pod.python,
+        # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute
+        # into its start with less.
+        "shmMiB": 160,
+        "vllm": {"version": engine.vllm.version} if engine.vllm else None,
+    }

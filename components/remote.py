@@ -1,0 +1,147 @@
+"""Running podctl on a pod: the only owner of the command plugin.
+
+Every command means "make it so": Pulumi runs the same text for a create and an update, and the pod is told what to
+reach by one JSON document on standard input. So nothing here has triggers, and nothing is replaced: a changed
+connection (a rotated key, a re-rented machine) runs the verb again, and it finds out by itself what is left to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi_command import remote
+
+from components.core.naming import podctl_path
+from components.on_pod.boot import BOOT
+
+# A sshd that is still booting is waited for, about 90 s with the plugin's own growing pauses; a machine that
+# swallows packets costs DIAL_ATTEMPTS * DIAL_SECONDS at most.
+DIAL_ATTEMPTS = 15
+DIAL_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How a pod is reached. `credential` says where the private key is found; it is no secret itself."""
+
+    address: str
+    port: pulumi.Input[int]
+    user: str
+    host_key: str
+    credential: str
+    private_key: pulumi.Output[str]
+
+    def described(self) -> dict[str, pulumi.Input[Any]]:
+        """All of it but the key, for inputs of the resources that reach the pod by themselves."""
+        return {
+            "address": self.address,
+            "port": self.port,
+            "user": self.user,
+            "hostKey": self.host_key,
+            "credential": self.credential,
+        }
+
+
+@cache
+def podctl_source() -> str:
+    return (Path(__file__).parent / "on_pod" / "podctl.py").read_text(encoding="utf-8")
+
+
+@cache
+def podctl_sha256() -> str:
+    return hashlib.sha256(podctl_source().encode()).hexdigest()
+
+
+def podctl_line(user: str, verb: str, arguments: Sequence[str] = ()) -> str:
+    """The shell line that calls the podctl which `prepare` put on the pod; other users than root go through sudo."""
+    words = ["python3", podctl_path(podctl_sha256()), verb, *arguments]
+    return _shell(user, words)
+
+
+def _shell(user: str, words: Sequence[str]) -> str:
+    """The one place where words become a line for a shell."""
+    return " ".join(map(shlex.quote, words if user == "root" else ["sudo", "-n", *words]))
+
+
+def pod_command(
+    name: str,
+    connection: Connection,
+    verb: str,
+    document: pulumi.Input[Mapping[str, Any]],
+    *,
+    undo: tuple[str, Sequence[str]] | None,
+    opts: pulumi.ResourceOptions,
+    secret: bool = False,
+    logged: bool = True,
+) -> remote.Command:
+    """Run `podctl VERB` with `document` on standard input, at create and at every update.
+
+    `undo` is the verb, with its arguments, that a delete runs. `secret` encrypts the document in the state. Progress
+    and refusals, which podctl writes to standard error, reach the console where `logged`.
+    """
+    return _command(name, connection, podctl_line(connection.user, verb), document, undo, opts, secret, logged)
+
+
+def boot_command(
+    name: str,
+    connection: Connection,
+    document: Mapping[str, Any],
+    *,
+    undo: tuple[str, Sequence[str]],
+    opts: pulumi.ResourceOptions,
+) -> remote.Command:
+    """Run `podctl prepare` on a pod that has no podctl yet: the document carries its source."""
+    carried = {"podctl": podctl_source(), "sha256": podctl_sha256(), **document}
+    # The source would fill a preview's diff with every release; what podctl is told apart from it is short.
+    hidden = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(hide_diffs=["stdin"]))
+    text = BOOT if connection.user == "root" else _shell(connection.user, ["sh", "-c", BOOT])
+    return _command(name, connection, text, carried, undo, hidden, False, True)
+
+
+def result(command: remote.Command) -> pulumi.Output[dict[str, Any]]:
+    """The JSON line that podctl answered with. podctl never prints a secret, also where it was told one."""
+    return pulumi.Output.unsecret(command.stdout).apply(lambda line: json.loads(line))
+
+
+def _command(
+    name: str,
+    connection: Connection,
+    text: str,
+    document: pulumi.Input[Mapping[str, Any]],
+    undo: tuple[str, Sequence[str]] | None,
+    opts: pulumi.ResourceOptions,
+    secret: bool,
+    logged: bool,
+) -> remote.Command:
+    stdin = pulumi.Output.json_dumps(document, sort_keys=True)
+    return remote.Command(
+        name,
+        connection=remote.ConnectionArgs(
+            host=connection.address,
+            port=connection.port,
+            user=connection.user,
+            host_key=connection.host_key,
+            private_key=connection.private_key,
+            dial_error_limit=DIAL_ATTEMPTS,
+            per_dial_timeout=DIAL_SECONDS,
+        ),
+        create=text,
+        delete=podctl_line(connection.user, *undo) if undo else None,
+        stdin=_secret(stdin) if secret else stdin,
+        add_previous_output_in_env=False,
+        logging=remote.Logging.STDERR if logged else remote.Logging.NONE,
+        opts=opts,
+    )
+
+
+def _secret(value: pulumi.Output[str]) -> pulumi.Output[str]:
+    marked: pulumi.Output[str] = pulumi.Output.secret(value)
+    return marked

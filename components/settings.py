@@ -1,0 +1,404 @@
+"""The stack file, parsed: every fault found at once, each with its path, before anything is touched.
+
+The only place that reads Pulumi's configuration. The program and the dynamic providers (another process, handed the
+same configuration by `configure`) both come through `load`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import pulumi
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from components.core.errors import UserError, printable
+from components.core.naming import venv_python
+from components.core.ssh_key import normalise_host_key, normalise_private_key
+
+PROJECT = "lora-pods"
+MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MODEL_ID_LENGTH = 96
+SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
+SANDBOX_PYTHON = "/opt/vllm/bin/python"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _user_errors_as_faults(check: Callable[[str], str]) -> Callable[[str], str]:
+    def checked(value: str) -> str:
+        try:
+            return check(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+
+    return checked
+
+
+def _one_line(value: str) -> str:
+    if not value or any(ord(char) < 32 or ord(char) == 127 for char in value):
+        raise UserError("must be a non-empty text of one line")
+    return value
+
+
+def _host_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]+", value):
+        raise UserError(
+            "must be a host name or an IP address, nothing else (the user and the port have their own keys)"
+        )
+    return value
+
+
+def _user_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value):
+        raise UserError("must be a login name")
+    return value
+
+
+def _absolute_path(value: str) -> str:
+    if not value.startswith("/") or _one_line(value) != value:
+        raise UserError("must be an absolute path on the pod")
+    return value
+
+
+def _version(value: str) -> str:
+    if not re.fullmatch(r"[0-9][A-Za-z0-9.+!-]*", value):
+        raise UserError("must be a version of vLLM as PyPI has it, in quotes, such as '0.33.0'")
+    return value
+
+
+Line = Annotated[str, AfterValidator(_user_errors_as_faults(_one_line))]
+PodPath = Annotated[str, AfterValidator(_user_errors_as_faults(_absolute_path))]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=to_camel, hide_input_in_errors=True
+    )
+
+
+class VllmInstall(_Part):
+    """`engine.vllm`: the vLLM that is installed on the pod, once, into a venv of its own."""
+
+    version: Annotated[str, AfterValidator(_user_errors_as_faults(_version))]
+
+
+class Engine(_Part):
+    """`engine`: how the pod's vLLM runs. What is not given is computed, or left to vLLM."""
+
+    port: Port = 8000
+    listen: Annotated[str, AfterValidator(_user_errors_as_faults(_host_name))] | None = None
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    dtype: Line | None = None
+    max_loras: Annotated[int, Field(ge=1)] | None = None
+    max_lora_rank: Annotated[int, Field(ge=1)] | None = None
+    max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
+    args: Mapping[str, str | bool | int | float | list[str]] = Field(default_factory=dict)
+    env: Mapping[str, str] = Field(default_factory=dict)
+    python: PodPath | None = None
+    vllm: VllmInstall | None = None
+    device: Literal["gpu", "cpu"] | None = None
+    disk_gi_b: Annotated[float, Field(gt=0)] | None = Field(default=None, alias="diskGiB")
+    ready_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
+
+    @model_validator(mode="after")
+    def _one_vllm(self) -> Engine:
+        if self.python and self.vllm:
+            raise ValueError("give `python` (an interpreter that has vLLM) or `vllm` (to install one), not both")
+        return self
+
+
+class Host(_Part):
+    """`host`: a machine that is already there, with SSH and systemd."""
+
+    address: Annotated[str, AfterValidator(_user_errors_as_faults(_host_name))]
+    port: Port = 22
+    user: Annotated[str, AfterValidator(_user_errors_as_faults(_user_name))] = "root"
+    host_key: Annotated[str, AfterValidator(_user_errors_as_faults(normalise_host_key))]
+
+
+class Sandbox(_Part):
+    """`sandbox`: a container on this machine, with systemd and sshd inside."""
+
+    image: Line = SANDBOX_IMAGE
+    volumes: Mapping[PodPath, Line] = Field(default_factory=dict)
+    shm_mi_b: Annotated[int, Field(ge=1)] = Field(default=1024, alias="shmMiB")
+
+
+class Pod(_Part):
+    """One of `pods`: a base model, the machine that serves it, and how."""
+
+    base: Line
+    host: Host | None = None
+    sandbox: Sandbox | None = None
+    engine: Engine = Engine()
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Pod:
+        if (self.host is None) == (self.sandbox is None):
+            raise ValueError("give exactly one kind of pod: `host: {address: …, hostKey: …}` or `sandbox: {}`")
+        if self.host and not (self.engine.python or self.engine.vllm):
+            raise ValueError(
+                "say which vLLM the host runs: `engine: {vllm: {version: …}}` installs one, "
+                "`engine: {python: /…/bin/python}` names an interpreter that has it"
+            )
+        return self
+
+    @property
+    def python(self) -> str:
+        """The interpreter on the pod that has vLLM."""
+        if self.engine.vllm:
+            return venv_python(self.engine.vllm.version)
+        return self.engine.python or SANDBOX_PYTHON
+
+    @property
+    def device(self) -> Literal["gpu", "cpu"]:
+        return self.engine.device or ("cpu" if self.sandbox else "gpu")
+
+    @property
+    def listen(self) -> str:
+        """The address on the pod that vLLM listens at. A sandbox is reached through its published port alone."""
+        return self.engine.listen or ("0.0.0.0" if self.sandbox else "127.0.0.1")
+
+
+class Model(_Part):
+    """One of `models`: what a request's `model` field names."""
+
+    id: str
+    base: Line
+    adapter: Line | None = None
+
+
+class Settings(BaseModel):
+    """The whole stack file. `directory` is the one that relative paths start from.
+
+    `places` says where each model id and each base stands in the file, as `models[2]`.
+    """
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    pods: tuple[Pod, ...]
+    models: tuple[Model, ...]
+    ssh_private_key: str | None
+    api_key: str | None
+    hf_token: str | None
+    directory: Path
+    places: Mapping[str, str]
+
+    def adapter_directory(self, model: Model) -> Path:
+        return self.resolve(model.adapter or "")
+
+    def resolve(self, path: str) -> Path:
+        """A path of the stack file as one of this machine."""
+        return self.directory / Path(path).expanduser()
+
+
+class RawConfig(Protocol):
+    """What `pulumi.Config` and the dynamic providers' configuration have in common."""
+
+    def get(self, key: str) -> Any: ...
+
+
+class SettingsError(UserError):
+    """Every fault of a stack file, one a line, each beginning with its path."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = tuple(faults)
+        count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
+        super().__init__("\n".join([f"the stack file has {count}; nothing was touched:", *(f"  {f}" for f in faults)]))
+
+
+def program_config() -> RawConfig:
+    """The running program's configuration."""
+    return pulumi.Config(PROJECT)
+
+
+def load(config: RawConfig) -> Settings:
+    """Parse and cross-check the stack's configuration. Raises SettingsError with all faults."""
+    settings, faults = parse(config)
+    if faults:
+        raise SettingsError(faults)
+    return settings
+
+
+def parse(config: RawConfig) -> tuple[Settings, list[str]]:
+    """Like `load`, with the faults returned, so that a caller can add what it finds before it raises them."""
+    faults: list[str] = []
+    for key in ("pods", "models"):
+        if pulumi.runtime.is_config_secret(f"{PROJECT}:{key}"):
+            faults.append(
+                f"{key}: holds a `secure:` value, which would make all of it unreadable in previews; secrets have "
+                f"their own keys: {PROJECT}:sshPrivateKey, {PROJECT}:apiKey, {PROJECT}:hfToken"
+            )
+    pods = list(_items(config.get("pods"), "pods", Pod, faults))
+    models = list(_items(config.get("models"), "models", Model, faults))
+    if not pods and not faults:
+        faults.append("pods: at least one is needed (a base model and the machine that serves it)")
+    private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
+    api_key = _secret(config.get("apiKey"), "apiKey", _one_line, faults)
+    hf_token = _secret(config.get("hfToken"), "hfToken", _one_line, faults)
+    faults += _pod_faults(pods, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
+    faults += _model_faults(models, pods)
+    settings = Settings(
+        pods=tuple(pod for _, pod in pods),
+        models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
+        ssh_private_key=private_key,
+        api_key=api_key,
+        hf_token=hf_token,
+        directory=stack_directory(),
+        places={
+            **{pod.base: f"pods[{index}]" for index, pod in pods},
+            **{model.id: f"models[{index}]" for index, model in models},
+        },
+    )
+    return settings, faults
+
+
+def stack_directory(start: Path | None = None) -> Path:
+    """Where the stack files lie: `stackConfigDir` beside the Pulumi.yaml at or above the working directory.
+
+    Pulumi starts the program and its dynamic providers in the project's directory.
+    """
+    here = (start or Path.cwd()).absolute()
+    for directory in (here, *here.parents):
+        project = directory / "Pulumi.yaml"
+        if project.is_file():
+            declared = yaml.safe_load(project.read_text(encoding="utf-8")) or {}
+            return directory / str(declared.get("stackConfigDir") or "")
+    raise UserError(f"no Pulumi.yaml in {here} or above it: run pulumi in the project's directory")
+
+
+Item = TypeVar("Item", bound=_Part)
+
+
+def _items(raw: object, key: str, kind: type[Item], faults: list[str]) -> Iterator[tuple[int, Item]]:
+    """Parse each entry on its own, so that one entry's fault hides no other's."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except ValueError:
+            faults.append(f"{key}: must be a list of mappings")
+            return
+    if not isinstance(raw, list):
+        if raw is not None:
+            faults.append(f"{key}: must be a list of mappings")
+        return
+    for index, entry in enumerate(raw):
+        if not isinstance(entry, dict):
+            faults.append(f"{key}[{index}]: must be a mapping")
+            continue
+        try:
+            yield index, kind.model_validate(entry)
+        except ValidationError as error:
+            faults += [f"{key}[{index}]{fault}" for fault in _described(error, kind)]
+
+
+def _described(error: ValidationError, kind: type[BaseModel]) -> Iterator[str]:
+    seen: set[str] = set()
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        path = list(detail["loc"])
+        # The members of a union are tried in turn and each one's complaint is reported: one is enough.
+        while path and isinstance(path[-1], str) and path[-1] in ("str", "bool", "int", "float", "list[str]"):
+            path.pop()
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path)
+        if where in seen:
+            continue
+        seen.add(where)
+        if detail["type"] == "extra_forbidden":
+            known = sorted(_keys(kind, path[:-1]))
+            yield f"{where}: unknown key; known here: {', '.join(known)}"
+        elif detail["type"] == "missing":
+            yield f"{where}: is missing"
+        else:
+            yield f"{where}: {detail['msg'].removeprefix('Value error, ')}"
+
+
+def _keys(kind: type[BaseModel], path: Sequence[int | str]) -> Iterator[str]:
+    for step in path:
+        field = next(f for name, f in kind.model_fields.items() if (f.alias or name) == step)
+        kind = next(
+            part
+            for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
+            if isinstance(part, type) and issubclass(part, BaseModel)
+        )
+    return (field.alias or name for name, field in kind.model_fields.items())
+
+
+def _secret(raw: object, key: str, check: Callable[[str], str], faults: list[str]) -> str | None:
+    if raw is None or raw == "":
+        return None
+    try:
+        return check(str(raw))
+    except UserError as error:
+        faults.append(f"{key}: {error}")
+        return None
+
+
+def _pod_faults(pods: Sequence[tuple[int, Pod]], has_private_key: bool, has_api_key: bool) -> Iterator[str]:
+    bases: dict[str, int] = {}
+    places: dict[tuple[str, int], int] = {}
+    for index, pod in pods:
+        where = f"pods[{index}]"
+        if pod.base in bases:
+            yield (
+                f"{where}.base: {printable(pod.base)} has a pod already (pods[{bases[pod.base]}]); one pod serves "
+                "every model of a base"
+            )
+        bases.setdefault(pod.base, index)
+        if not pod.host:
+            continue
+        place = (pod.host.address, pod.engine.port)
+        if place in places:
+            yield (
+                f"{where}.engine.port: {pod.engine.port} on {pod.host.address} is taken by pods[{places[place]}]; "
+                "give each engine of a machine its own port"
+            )
+        places.setdefault(place, index)
+        if not has_private_key:
+            yield (
+                f"{where}.host: needs the key that opens it: "
+                "`pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`"
+            )
+        if pod.listen not in LOOPBACK and not has_api_key:
+            yield (
+                f"{where}.engine.listen: {pod.listen} lets in whoever reaches the machine; set a key for clients "
+                "first: `pulumi config set --secret apiKey …`"
+            )
+    sandboxes = [index for index, pod in pods if pod.sandbox]
+    for index in sandboxes[1:]:
+        yield f"pods[{index}].sandbox: a stack has one sandbox, named after it, and pods[{sandboxes[0]}] is it"
+    if os.environ.get("SSH_AUTH_SOCK") and has_private_key and not Path(os.environ["SSH_AUTH_SOCK"]).exists():
+        yield (
+            "SSH_AUTH_SOCK names a socket that is not there, and the command plugin fails on that even with a key at "
+            "hand: unset it in this shell"
+        )
+
+
+def _model_faults(models: Sequence[tuple[int, Model]], pods: Sequence[tuple[int, Pod]]) -> Iterator[str]:
+    bases = {pod.base for _, pod in pods}
+    counts = Counter(model.id for _, model in models)
+    first = {model.id: index for index, model in reversed(models)}
+    for index, model in models:
+        where = f"models[{index}]"
+        if not MODEL_ID.fullmatch(model.id) or len(model.id) > MODEL_ID_LENGTH:
+            yield (
+                f"{where}.id: {printable(model.id)!r} cannot be used; an id has 1 to {MODEL_ID_LENGTH} letters, "
+                "digits, dots, dashes and underscores, and begins with a letter or a digit"
+            )
+        if counts[model.id] > 1 and index != first[model.id]:
+            yield f"{where}.id: {printable(model.id)} is also models[{first[model.id]}]; each id names one model"
+        if model.id in bases:
+            yield f"{where}.id: {printable(model.id)} is the name a base is served under; choose another id"
+        if bases and model.base not in bases:
+            yield (
+                f"{where}.base: no pod serves {printable(model.base)}; pods serve "
+                f"{', '.join(sorted(map(printable, bases)))}"
+            )

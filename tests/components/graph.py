@@ -1,0 +1,55 @@
+"""Runs the program against a recorder in Pulumi's place: every resource it registers, with its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
+
+from components.deployment import Deployment, Described
+
+UNKNOWN_PORT = 40022
+
+
+@dataclass(frozen=True)
+class Registered:
+    type: str
+    name: str
+    inputs: dict[str, Any]
+
+
+class Recorder(Mocks):
+    def __init__(self) -> None:
+        self.registered: list[Registered] = []
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[Any, Any]]:
+        self.registered.append(Registered(args.typ, args.name, args.inputs))
+        outputs = dict(args.inputs)
+        if args.typ == "command:remote:Command":
+            outputs["stdout"] = '{"revision": 1}'
+        if args.typ.endswith(":SandboxContainer"):
+            outputs.update(ssh_port=UNKNOWN_PORT, endpoint_port=UNKNOWN_PORT + 1)
+        return f"{args.name}-id", outputs
+
+    def call(self, args: MockCallArgs) -> tuple[dict[Any, Any], list[tuple[str, str]] | None]:
+        raise AssertionError(f"the program calls {args.token}")
+
+
+def register(config: Any, stack: str = "acme") -> tuple[list[Registered], dict[str, Any]]:
+    """Everything a stack file registers, sorted by type and name, and what the program exports."""
+    recorder = Recorder()
+    pulumi.runtime.set_mocks(recorder, project="lora-pods", stack=stack)
+    exported: dict[str, Any] = {}
+
+    def run() -> pulumi.Output[None]:
+        deployment = Deployment("lora-pods", Described(config), stack)
+
+        def keep(value: Any) -> None:
+            exported["engines"] = value
+
+        return pulumi.Output.from_input(deployment.engines).apply(keep)
+
+    pulumi.runtime.test(run)()  # type: ignore[no-untyped-call]
+    return sorted(recorder.registered, key=lambda item: (item.type, item.name)), exported

@@ -1,0 +1,151 @@
+"""The resource graph. Types, names and the providers' module paths are in every stack's state: a change here is a
+migration, with an alias and a line in docs/naming.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.bundles import AdapterBundleProvider, BundleUploadProvider
+from components.core.digest_cache import DigestCache
+from components.pods.sandbox import SandboxContainerProvider
+from tests.components.graph import Registered, register
+from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
+from tests.support.adapters import write_adapter
+
+BASE = "org/base"
+# How Pulumi's protocol marks a secret value: sdk/python/lib/pulumi/runtime/rpc.py.
+SECRET_SIGNATURE, SECRET_VALUE = "4dabf18193072939515e22adb298388d", "1b47061264138c4ac30d75fd1eb44270"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "Pulumi.yaml").write_text("name: lora-pods\nruntime: python\nstackConfigDir: stacks\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "stacks").mkdir()
+    for name in ("v1", "v2"):
+        write_adapter(tmp_path / "adapters" / name, seed=ord(name[1]))
+    return tmp_path
+
+
+def stack_file(**more: Any) -> Config:
+    pods = [
+        {"base": BASE, "host": HOST, "engine": ENGINE},
+        {"base": "/models/tiny", "sandbox": {"volumes": {"/models": "../models"}}},
+    ]
+    models = [
+        {"id": "acme-v1", "base": BASE, "adapter": "../adapters/v1"},
+        {"id": "acme-v2", "base": BASE, "adapter": "../adapters/v2"},
+        {"id": "plain", "base": BASE},
+        {"id": "tiny-v1", "base": "/models/tiny", "adapter": "../adapters/v1"},
+    ]
+    secrets = {"sshPrivateKey": PRIVATE_KEY, "apiKey": "CANARY-API", "hfToken": "CANARY-HF"}
+    return Config({"pods": pods, "models": models, **secrets, **more})
+
+
+def one(registered: list[Registered], name: str) -> Mapping[str, Any]:
+    (found,) = [item for item in registered if item.name == name]
+    return found.inputs
+
+
+def test_types_and_names(project: Path) -> None:
+    registered, _ = register(stack_file())
+    assert [(item.type, item.name) for item in registered] == [
+        ("command:remote:Command", "/models/tiny-activate"),
+        ("command:remote:Command", "/models/tiny-place"),
+        ("command:remote:Command", "/models/tiny-prepare"),
+        ("command:remote:Command", "/models/tiny-secrets"),
+        ("command:remote:Command", "org/base-activate"),
+        ("command:remote:Command", "org/base-place"),
+        ("command:remote:Command", "org/base-prepare"),
+        ("command:remote:Command", "org/base-secrets"),
+        ("lora-pods:index:Deployment", "lora-pods"),
+        ("lora-pods:index:GpuPod", "/models/tiny"),
+        ("lora-pods:index:GpuPod", "org/base"),
+        ("lora-pods:index:PlacedBundles", "/models/tiny"),
+        ("lora-pods:index:PlacedBundles", "org/base"),
+        ("lora-pods:index:VllmEngine", "/models/tiny"),
+        ("lora-pods:index:VllmEngine", "org/base"),
+        ("pulumi-python:dynamic/lora-pods:AdapterBundle", "acme-v1"),
+        ("pulumi-python:dynamic/lora-pods:AdapterBundle", "acme-v2"),
+        ("pulumi-python:dynamic/lora-pods:AdapterBundle", "tiny-v1"),
+        ("pulumi-python:dynamic/lora-pods:BundleUpload", "/models/tiny-upload"),
+        ("pulumi-python:dynamic/lora-pods:BundleUpload", "org/base-upload"),
+        ("pulumi-python:dynamic/lora-pods:SandboxContainer", "lora-pods-acme"),
+    ]
+
+
+def test_providers_are_found_by_module_and_name() -> None:
+    found = {f"{kind.__module__}.{kind.__qualname__}" for kind in (AdapterBundleProvider, BundleUploadProvider)}
+    found.add(f"{SandboxContainerProvider.__module__}.{SandboxContainerProvider.__qualname__}")
+    assert found == {
+        "components.bundles.AdapterBundleProvider",
+        "components.bundles.BundleUploadProvider",
+        "components.pods.sandbox.SandboxContainerProvider",
+    }
+
+
+def test_order_in_the_file_means_nothing(project: Path) -> None:
+    turned = stack_file()
+    turned["pods"] = turned["pods"][::-1]
+    turned["models"] = turned["models"][::-1]
+    assert register(stack_file()) == register(turned)
+
+
+def test_what_a_pod_is_told(project: Path) -> None:
+    registered, exported = register(stack_file())
+    digests = {f"acme-{name}": DigestCache().describe(project / "adapters" / name).digest for name in ("v1", "v2")}
+    place = one(registered, f"{BASE}-place")
+    assert json.loads(place["stdin"])["models"] == digests
+    assert json.loads(place["stdin"])["stack"] == "acme"
+    assert place["delete"].endswith(".py unplace --stack acme --base org/base")
+    assert one(registered, f"{BASE}-upload")["bundles"] == digests
+    activate = json.loads(one(registered, f"{BASE}-activate")["stdin"])
+    blobs = {model: f"/var/lib/lora-pods/blobs/sha256/{digest[7:]}" for model, digest in digests.items()}
+    assert activate["ready"]["models"] == {BASE: BASE, "plain": BASE, **blobs}
+    assert activate["secretsRevision"] == 1
+    assert exported["engines"][BASE] == {
+        "endpoint": "http://127.0.0.1:8000/v1",
+        "unit": activate["unit"]["name"],
+        "models": {BASE: None, "plain": None, **digests},
+        "flags": {"max-loras": "2", "max-lora-rank": "8", "max-cpu-loras": "2"},
+    }
+
+
+def test_a_user_who_is_not_root_goes_through_sudo(project: Path) -> None:
+    pods = [{"base": BASE, "host": {**HOST, "user": "ops"}, "engine": ENGINE}]
+    registered, _ = register(stack_file(pods=pods, models=[]))
+    assert one(registered, f"{BASE}-prepare")["create"].startswith("sudo -n sh -c '")
+    for verb in ("place", "secrets", "activate"):
+        assert one(registered, f"{BASE}-{verb}")["create"].startswith("sudo -n python3 /var/lib/lora-pods/bin/podctl-")
+
+
+def test_secrets_are_where_they_belong_only(project: Path) -> None:
+    registered, exported = register(stack_file())
+    for item in registered:
+        inputs = dict(item.inputs)
+        if item.type == "command:remote:Command":
+            assert inputs["addPreviousOutputInEnv"] is False
+            assert "environment" not in inputs
+            assert "triggers" not in inputs
+            inputs["connection"] = {**inputs["connection"], "privateKey": None}
+        if item.name.endswith("-secrets"):
+            stdin = inputs.pop("stdin")
+            assert stdin[SECRET_SIGNATURE] == SECRET_VALUE, "the secrets' document is encrypted in the state"
+            assert "CANARY-API" in stdin["value"]
+            assert inputs["logging"] == "none"
+        assert "CANARY" not in json.dumps(inputs)
+        assert PRIVATE_KEY.splitlines()[1] not in json.dumps(inputs)
+    assert "CANARY" not in json.dumps(exported)
+
+
+def test_no_path_of_this_machine_is_recorded(project: Path) -> None:
+    registered, _ = register(stack_file())
+    assert str(project) not in json.dumps([item.inputs for item in registered])

@@ -1,0 +1,201 @@
+"""The stack file: what is accepted, and every fault at once, each with its path."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.core.errors import UserError
+from components.settings import SettingsError, load
+
+HOST_KEY = "ssh-ed25519 " + base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + bytes(32)).decode()
+PRIVATE_KEY = (
+    "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+    + base64.b64encode(b"openssh-key-v1\0\0\0\0\x04none\0\0\0\x04none" + bytes(40)).decode()
+    + "\n-----END OPENSSH PRIVATE KEY-----\n"
+)
+HOST = {"address": "10.0.0.7", "hostKey": HOST_KEY}
+ENGINE = {"python": "/opt/vllm/bin/python"}
+POD = {"base": "org/base", "host": HOST, "engine": ENGINE}
+MODEL = {"id": "acme-v1", "base": "org/base", "adapter": "../adapters/acme"}
+
+
+class Config(dict[str, Any]):
+    """Configuration as Pulumi hands it over: nested values as JSON text."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = super().get(key, default)
+        return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "Pulumi.yaml").write_text("name: lora-pods\nruntime: python\nstackConfigDir: stacks\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return tmp_path
+
+
+def faults(**config: Any) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load(Config({"sshPrivateKey": PRIVATE_KEY, **config}))
+    return list(caught.value.faults)
+
+
+def test_a_good_file(project: Path) -> None:
+    settings = load(Config(pods=[POD], models=[MODEL], sshPrivateKey=PRIVATE_KEY))
+    assert settings.pods[0].host is not None
+    assert settings.pods[0].host.port == 22
+    assert settings.pods[0].python == "/opt/vllm/bin/python"
+    assert settings.pods[0].device == "gpu"
+    assert settings.adapter_directory(settings.models[0]) == project / "stacks" / "../adapters/acme"
+
+
+def test_every_fault_is_told_at_once_each_with_its_path() -> None:
+    pods = [
+        POD,
+        {"base": "org/base", "host": {**HOST, "address": "10.0.0.8"}, "engine": ENGINE},
+        {"base": "org/other", "host": HOST, "engine": {**ENGINE, "listen": "0.0.0.0"}},
+        {"base": "x", "host": {"address": "a b"}, "engine": {"prot": 1, "port": "8000"}},
+        {"base": "y", "host": HOST, "sandbox": {}},
+    ]
+    models = [
+        MODEL,
+        MODEL,
+        {"id": "org/base", "base": "org/base"},
+        {"id": "lost", "base": "org/absent"},
+        {"id": "a", "base": "org/base", "adaptor": "x"},
+    ]
+    assert faults(pods=pods, models=models) == [
+        "pods[3].host.address: must be a host name or an IP address, nothing else "
+        "(the user and the port have their own keys)",
+        "pods[3].host.hostKey: is missing",
+        "pods[3].engine.port: Input should be a valid integer",
+        "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryUtilization, "
+        "listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, python, readyTimeoutSeconds, vllm",
+        "pods[4]: give exactly one kind of pod: `host: {address: …, hostKey: …}` or `sandbox: {}`",
+        "models[4].adaptor: unknown key; known here: adapter, base, id",
+        "pods[1].base: org/base has a pod already (pods[0]); one pod serves every model of a base",
+        "pods[2].engine.port: 8000 on 10.0.0.7 is taken by pods[0]; give each engine of a machine its own port",
+        "pods[2].engine.listen: 0.0.0.0 lets in whoever reaches the machine; set a key for clients first: "
+        "`pulumi config set --secret apiKey …`",
+        "models[1].id: acme-v1 is also models[0]; each id names one model",
+        "models[2].id: 'org/base' cannot be used; an id has 1 to 96 letters, digits, dots, dashes and underscores, and "
+        "begins with a letter or a digit",
+        "models[2].id: org/base is the name a base is served under; choose another id",
+        "models[3].base: no pod serves org/absent; pods serve org/base, org/other",
+    ]
+
+
+@pytest.mark.parametrize("model_id", ["", "run=3", "a,b", "two words", "ünïcode", "x" * 97, "-a", "a\nb", ".a", "a/b"])
+def test_ids_that_cannot_be_used(model_id: str) -> None:
+    (fault,) = faults(pods=[POD], models=[{**MODEL, "id": model_id}])
+    assert fault.startswith("models[0].id: ")
+    assert "cannot be used" in fault
+    assert "\n" not in fault
+
+
+@pytest.mark.parametrize("model_id", ["a", "0", "A.b_c-d", "x" * 96])
+def test_ids_that_can(model_id: str) -> None:
+    assert (
+        load(Config(pods=[POD], models=[{**MODEL, "id": model_id}], sshPrivateKey=PRIVATE_KEY)).models[0].id == model_id
+    )
+
+
+@pytest.mark.parametrize("models", ["[a", "acme", {"id": "a"}, ["acme"]])
+def test_models_of_another_shape(models: Any) -> None:
+    (fault,) = faults(pods=[POD], models=models)
+    assert fault in ("models: must be a list of mappings", "models[0]: must be a mapping")
+
+
+def test_no_pods() -> None:
+    assert faults() == ["pods: at least one is needed (a base model and the machine that serves it)"]
+
+
+def test_a_host_needs_a_key_and_a_vllm() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(Config(pods=[POD, {"base": "b", "host": {**HOST, "address": "other"}}]))
+    assert list(caught.value.faults) == [
+        "pods[1]: say which vLLM the host runs: `engine: {vllm: {version: …}}` installs one, "
+        "`engine: {python: /…/bin/python}` names an interpreter that has it",
+        "pods[0].host: needs the key that opens it: `pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ssh-ed25519 AAAAC3Nza user@host", "this is a public key"),
+        ("~/.ssh/id_ed25519", "this is a path, not a key"),
+        ("hunter2-hunter2", "no private key"),
+        (PRIVATE_KEY.replace("-----END OPENSSH PRIVATE KEY-----\n", ""), "cut off"),
+        (
+            "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+            + base64.b64encode(b"openssh-key-v1\0\0\0\0\x0aaes256-ctr" + bytes(40)).decode()
+            + "\n-----END OPENSSH PRIVATE KEY-----\n",
+            "protected by a passphrase",
+        ),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nAAAA\n-----END RSA PRIVATE KEY-----",
+            "passphrase",
+        ),
+    ],
+)
+def test_private_keys_that_are_none(text: str, said: str) -> None:
+    (fault,) = faults(pods=[POD], sshPrivateKey=text)
+    assert fault.startswith("sshPrivateKey: ")
+    assert said in fault
+    assert "AAAA" not in fault
+    assert "hunter2" not in fault
+
+
+def test_a_private_key_with_foreign_line_ends_and_without_the_last_one() -> None:
+    pasted = PRIVATE_KEY.replace("\n", "\r\n").rstrip()
+    assert load(Config(pods=[POD], sshPrivateKey=pasted)).ssh_private_key == PRIVATE_KEY
+
+
+def test_real_keys_of_ssh_keygen(tmp_path: Path) -> None:
+    for name, options in {"plain": ["-N", ""], "locked": ["-N", "secret"]}.items():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", *options, "-f", str(tmp_path / name)], check=True)
+    load(Config(pods=[POD], sshPrivateKey=(tmp_path / "plain").read_text()))
+    assert "passphrase" in faults(pods=[POD], sshPrivateKey=(tmp_path / "locked").read_text())[0]
+
+
+@pytest.mark.parametrize(
+    "pasted", [f"10.0.0.7 {HOST_KEY}", f"{HOST_KEY} root@pod", f"# 10.0.0.7:22 SSH-2.0\n{HOST_KEY}"]
+)
+def test_a_host_key_as_tools_print_it(pasted: str) -> None:
+    settings = load(Config(pods=[{**POD, "host": {**HOST, "hostKey": pasted}}], sshPrivateKey=PRIVATE_KEY))
+    assert settings.pods[0].host is not None
+    assert settings.pods[0].host.host_key == HOST_KEY
+
+
+@pytest.mark.parametrize(
+    "pasted", ["", "SHA256:abc", "ssh-ed25519 AAAA", f"{HOST_KEY}\n{HOST_KEY}", "ssh-ed25519 !!!!"]
+)
+def test_a_host_key_that_is_none(pasted: str) -> None:
+    (fault,) = faults(pods=[{**POD, "host": {**HOST, "hostKey": pasted}}])
+    assert fault.startswith("pods[0].host.hostKey: ")
+
+
+def test_a_dead_agent_socket_is_told_before_the_plugin_fails_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere/agent.1")
+    (fault,) = faults(pods=[POD])
+    assert fault.startswith("SSH_AUTH_SOCK names a socket that is not there")
+
+
+def test_secrets_are_in_no_fault() -> None:
+    told = faults(pods=[{**POD, "base": ""}], sshPrivateKey="CANARY-1", apiKey="CANARY\n2", hfToken="CANARY\x003")
+    assert "CANARY" not in "\n".join(told)
+    assert [fault.split(":")[0] for fault in told] == ["pods[0].base", "sshPrivateKey", "apiKey", "hfToken"]
+
+
+def test_outside_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    with pytest.raises(UserError, match=r"no Pulumi\.yaml in / or above it"):
+        load(Config(pods=[POD], sshPrivateKey=PRIVATE_KEY))

@@ -1,0 +1,113 @@
+"""Pods for tests: containers with systemd and sshd, reached as `host:` pods are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STANDIN_IMAGE = "localhost/lora-pods-standin"
+KEYS = "/etc/lora-pods-keys"
+ROOT = "/var/lib/lora-pods"
+
+
+def container_engine() -> list[str]:
+    name = os.environ.get("LORA_PODS_CONTAINER_ENGINE") or ("podman" if shutil.which("podman") else "docker")
+    mixed = not Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    return [name, "--runtime", "runc"] if name == "podman" and mixed else [name]
+
+
+def call(*arguments: str, check: bool = True, stdin: str | None = None) -> str:
+    done = subprocess.run([*container_engine(), *arguments], capture_output=True, text=True, input=stdin, check=False)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{' '.join(arguments)} exited {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def generate_key(path: Path) -> str:
+    """Make a key pair; return the public half as `type base64`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
+    return " ".join(path.with_name(path.name + ".pub").read_text().split()[:2])
+
+
+@dataclass
+class Machine:
+    """A running container; `host_key` is its sshd's, `keys` the directory that decides who may log in."""
+
+    name: str
+    host_key: str
+    keys: Path
+
+    @classmethod
+    def start(cls, directory: Path, authorized: str, image: str = STANDIN_IMAGE) -> Machine:
+        name = f"lora-pods-test-{uuid.uuid4().hex[:12]}"
+        keys = directory / name
+        host_key = generate_key(keys / "ssh_host_ed25519_key")
+        (keys / "authorized_keys").write_text(authorized + "\n")
+        call(
+            *("run", "--detach", f"--name={name}", "--systemd=always", "--cap-add=SYS_ADMIN", "--shm-size=512m"),
+            *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=8192:8192", "--publish=127.0.0.1::22"),
+            *("--publish=127.0.0.1::8000", f"--volume={keys}:{KEYS}:ro", image, "/sbin/init"),
+        )
+        machine = cls(name, host_key, keys)
+        machine.wait_until_running()
+        return machine
+
+    def wait_until_running(self, seconds: float = 60) -> None:
+        give_up = time.monotonic() + seconds
+        while self.run("systemctl", "is-system-running", "--wait", check=False).strip() not in ("running", "degraded"):
+            assert time.monotonic() < give_up, f"{self.name} does not come up"
+
+    def port(self, inside: int = 22) -> int:
+        return int(call("port", self.name, str(inside)).split(":")[-1])
+
+    def run(self, *words: str, check: bool = True, stdin: str | None = None) -> str:
+        return call("exec", *(("-i",) if stdin is not None else ()), self.name, *words, check=check, stdin=stdin)
+
+    def read(self, path: str) -> str:
+        return self.run("cat", path)
+
+    def authorize(self, public_key: str) -> None:
+        """Let this key in and no other."""
+        (self.keys / "authorized_keys").write_text(public_key + "\n")
+        self.run("/usr/local/sbin/lora-pods-keys")
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None, port: int = 8000) -> Any:
+        """GET a JSON document from an engine on the machine's loopback."""
+        sent = [part for name, value in (headers or {}).items() for part in ("-H", f"{name}: {value}")]
+        return json.loads(self.run("curl", "-sS", "--fail", *sent, f"http://127.0.0.1:{port}{path}"))
+
+    def ask(self, model: str, port: int = 8000, headers: Mapping[str, str] | None = None) -> str:
+        """One completion at temperature 0."""
+        sent = [part for name, value in (headers or {}).items() for part in ("-H", f"{name}: {value}")]
+        body = json.dumps({"model": model, "prompt": "hello", "max_tokens": 16, "temperature": 0})
+        answer = self.run(
+            *("curl", "-sS", "--fail", "-H", "Content-Type: application/json", *sent, "-d", body),
+            f"http://127.0.0.1:{port}/v1/completions",
+        )
+        return str(json.loads(answer)["choices"][0]["text"])
+
+    def show(self, unit: str, *properties: str) -> dict[str, str]:
+        lines = self.run("systemctl", "show", unit, *(f"--property={name}" for name in properties)).splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def pid(self, unit: str) -> int:
+        return int(self.show(unit, "MainPID")["MainPID"])
+
+    def argv(self, pid: int) -> list[str]:
+        return self.read(f"/proc/{pid}/cmdline").split("\0")[:-1]
+
+    def kill(self) -> None:
+        """As if the machine had been switched off."""
+        call("kill", "--signal=KILL", self.name, check=False)
+
+    def remove(self) -> None:
+        call("rm", "--force", "--volumes", self.name, check=False)
