@@ -1,0 +1,21 @@
+# shellcheck shell=bash
+# What the sandbox pod runs in: podman, or a docker whose daemon answers. Which of them, and with
+# what options, is decided where it is used (sandbox/engine.sh).
+
+ensure_container() {
+  if have podman; then
+    note "containers: podman"
+  elif have docker && docker info >/dev/null 2>&1; then
+    note "containers: docker"
+  elif [ "$(uname -s)" = Darwin ]; then
+    die "neither podman nor a running docker was found. Run: brew install podman && podman machine init && podman machine start"
+  else
+    need podman:podman
+  fi
+  [ "$(uname -s)" = Linux ] && have podman || return 0
+  # podman's default runtime, crun, refuses cgroups that are not purely version 2.
+  [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ] || need runc:runc
+  [ "$(id -u)" -eq 0 ] || need newuidmap:uidmap slirp4netns:slirp4netns
+  # The image of the pod is made with it where no container registry answers.
+  ! may_install || need debootstrap:debootstrap
+}

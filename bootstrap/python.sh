@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# uv, and the venv in .venv that holds exactly what the locks name.
+
+UV_MINIMUM=0.7.0
+UV=""
+
+find_uv() {
+  local candidate
+  for candidate in "$(command -v uv || true)" "$CACHE/tools/uv/bin/uv"; do
+    [ -x "$candidate" ] || continue
+    if version_ge "$(version_in "$("$candidate" --version 2>/dev/null || echo 0)")" "$UV_MINIMUM"; then
+      UV="$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+install_uv() {
+  local aside="$CACHE/tools/uv.aside" started=$SECONDS
+  find_uv && return 0
+  python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages "python3 python3-venv"
+  say "uv: none on PATH that is $UV_MINIMUM or newer; installing one from PyPI for this project only"
+  rm -rf "$aside"
+  mkdir -p "$CACHE/tools"
+  logged uv-venv python3 -m venv "$aside" || return 1
+  logged uv-install "$aside/bin/python" -m pip install -q --disable-pip-version-check --require-hashes \
+    -r "$ROOT/bootstrap/tools/uv.txt" || return 1
+  rm -rf "$CACHE/tools/uv"
+  mv "$aside" "$CACHE/tools/uv"
+  say "uv: installed ($((SECONDS - started)) s)"
+  find_uv
+}
+
+ensure_uv() { find_uv || locked uv install_uv || die "uv could not be installed"; }
+
+# The stamp names the lock and the interpreter: a venv whose Python is gone is made again.
+venv_stamp() {
+  printf '%s %s\n' "$(hash_of "$ROOT/requirements-dev.txt")" \
+    "$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || echo none)"
+}
+
+venv_ready() { [ -f "$VENV/.lock-stamp" ] && [ "$(cat "$VENV/.lock-stamp")" = "$(venv_stamp)" ]; }
+
+ensure_venv() {
+  if venv_ready; then
+    note "python: .venv is what the lock says"
+    return 0
+  fi
+  ensure_uv
+  locked "venv-$(printf '%s' "$ROOT" | hash_of | cut -c1-12)" make_venv || die "the Python environment could not be made"
+}
+
+make_venv() {
+  local started=$SECONDS
+  venv_ready && return 0
+  say "python: making .venv from requirements-dev.txt"
+  "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+    logged venv "$UV" venv --clear --python '>=3.10' "$VENV" || return 1
+  # From uv's cache first: it is instant, and it works without a network.
+  sync_venv --offline >/dev/null 2>&1 || logged venv-sync sync_venv || return 1
+  venv_stamp >"$VENV/.lock-stamp"
+  say "python: .venv ready ($((SECONDS - started)) s)"
+}
+
+sync_venv() {
+  "$UV" pip sync "$@" --quiet --python "$VENV/bin/python" --require-hashes "$ROOT/requirements-dev.txt"
+}

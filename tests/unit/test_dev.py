@@ -1,0 +1,277 @@
+"""./dev, run for real in a copy of itself on a machine whose programs are all recorded fakes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("dev", "bootstrap/*.sh", "bootstrap/*/go.mod", "bootstrap/tools/*.txt", "requirements*.txt")
+REAL_TOOLS = (
+    "bash", "cat", "cp", "cut", "dirname", "env", "find", "grep", "head", "id", "install", "mkdir", "mv",
+    "printf", "rm", "sed", "sh", "sha256sum", "sleep", "sort", "stat", "tail", "timeout", "uname", "xargs",
+)  # fmt: skip
+PULUMI_VERSION = re.findall(
+    r"^require github.com/pulumi/pulumi/pkg/v3 v(.*)$",
+    (ROOT / "bootstrap/pulumi/go.mod").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)[0]
+
+# Each fake writes down its name and arguments.
+RECORD = '#!/bin/sh\necho "${0##*/} $*" >>"$CALLS"\n'
+PYTHON = '#!/bin/sh\n[ "$1" = -c ] && echo 3.11.0 && exit\necho "python $*" >>"$CALLS"\nexit "${PYTHON_EXIT:-0}"\n'
+LINTER = RECORD + 'exit "${LINT_EXIT:-0}"\n'
+PULUMI = RECORD + '[ "$1" != version ] || echo "v$PULUMI_SAYS"\n[ "$1" != plugin ]\n'
+UV = (
+    RECORD
+    + """case "$1" in
+--version) echo "uv 9.9.9" ;;
+venv)
+  for dir; do :; done
+  mkdir -p "$dir/bin"
+  cp "$FAKES/python" "$FAKES/ruff" "$FAKES/mypy" "$dir/bin" ;;
+esac
+"""
+)
+GO = (
+    RECORD
+    + """[ -z "${GO_FAILS:-}" ] || [ "$3" != build ] || { echo "go: no such module"; exit 1; }
+case "$1 $3" in
+"env ") echo go99.0.0 ;;
+*list) echo "$SDK" ;;
+*build)
+  while [ "$1" != -o ]; do shift; done
+  mkdir -p "${2%/*}"
+  cp "$FAKES/pulumi" "$2" ;;
+esac
+"""
+)
+
+
+@dataclass
+class Machine:
+    home: Path
+    root: Path
+    bin: Path
+
+    def fake(self, name: str, script: str, *, at: Path | None = None) -> None:
+        path = (at or self.bin) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script, encoding="utf-8")
+        path.chmod(0o755)
+
+    def dev(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {
+            "HOME": str(self.home),
+            "PATH": str(self.bin),
+            "CALLS": str(self.home / "calls"),
+            "SDK": str(self.home / "sdk"),
+            "FAKES": str(self.home / "fakes"),
+            **environment,
+        }
+        return subprocess.run(
+            [str(self.root / "dev"), *arguments], env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    @property
+    def cache(self) -> Path:
+        return self.home / ".cache/lora-pods"
+
+    def calls(self) -> list[str]:
+        """What the fakes were asked since the last look, paths below home shortened."""
+        log = self.home / "calls"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return [line.replace(str(self.root), "ROOT").replace(str(self.cache), "CACHE") for line in lines]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """One with podman, uv and go, where no download succeeds."""
+    made = Machine(tmp_path / "home", tmp_path / "home/checkout", tmp_path / "bin")
+    made.bin.mkdir()
+    for pattern in COPIED:
+        for source in ROOT.glob(pattern):
+            target = made.root / source.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    plugin = made.root / "bootstrap/command-plugin"
+    plugin.mkdir(exist_ok=True)
+    (plugin / "main.go").write_text("package main\n", encoding="utf-8")
+    made.fake("pulumi-language-python-exec", "#!/bin/sh\n", at=made.home / "sdk/python/cmd")
+    made.fake("pulumi-resource-pulumi-python", "#!/bin/sh\n", at=made.home / "sdk/python/dist")
+    made.fake("pulumi", PULUMI.replace("$PULUMI_SAYS", PULUMI_VERSION), at=made.home / "fakes")
+    made.fake("python", PYTHON, at=made.home / "fakes")
+    made.fake("ruff", LINTER, at=made.home / "fakes")
+    made.fake("mypy", LINTER, at=made.home / "fakes")
+    for tool in REAL_TOOLS:
+        (made.bin / tool).symlink_to(shutil.which(tool) or f"/missing/{tool}")
+    for name in ("podman", "runc", "newuidmap", "slirp4netns", "debootstrap"):
+        made.fake(name, "#!/bin/sh\n")
+    for name in ("sudo", "apt-get"):
+        made.fake(name, RECORD + "exit 1\n")
+    made.fake("curl", RECORD + "exit 6\n")
+    made.fake("uv", UV)
+    made.fake("go", GO)
+    return made
+
+
+def test_help_lists_every_verb(machine: Machine) -> None:
+    told = re.findall(r"^  ([a-z]+) ", machine.dev("help").stdout, re.MULTILINE)
+    dispatched = re.findall(r"^    ([a-z]+)(?: \| [^)]*)?\) ", (ROOT / "dev").read_text(encoding="utf-8"), re.MULTILINE)
+    assert told == dispatched
+    assert {"setup", "demo", "down", "test", "lint", "lock", "pulumi", "image", "env", "help"} == set(told)
+
+
+def test_an_unknown_verb_is_refused(machine: Machine) -> None:
+    result = machine.dev("destroy")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "error: no verb named destroy; ./dev help lists them\n"
+
+
+def test_where_no_download_succeeds_everything_is_built(machine: Machine) -> None:
+    result = machine.dev("setup")
+    assert result.returncode == 0, result.stderr
+    calls = [re.sub(r" -ldflags .*? -o ", " … -o ", call) for call in machine.calls()]
+    build = "build -trimpath -buildvcs=false … -o"
+    home = f"CACHE/pulumi-{PULUMI_VERSION}.aside"
+    plugin = re.findall(r"command-plugin-[0-9a-f]{12}", " ".join(calls))[0]
+    assert [call for call in calls if not call.startswith(("go env", "pulumi version", "uv --version"))] == [
+        "uv venv --clear --python >=3.10 ROOT/.venv",
+        "uv pip sync --offline --quiet --python ROOT/.venv/bin/python --require-hashes ROOT/requirements-dev.txt",
+        f"curl -fsSL --connect-timeout 5 --max-time 30 https://get.pulumi.com -o {home}/install.sh",
+        f"go -C ROOT/bootstrap/pulumi {build} {home}/bin/pulumi github.com/pulumi/pulumi/pkg/v3/cmd/pulumi",
+        f"go -C ROOT/bootstrap/language-python {build} {home}/bin/pulumi-language-python"
+        " github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python",
+        "go -C ROOT/bootstrap/language-python list -m -f {{.Dir}} github.com/pulumi/pulumi/sdk/v3",
+        "pulumi plugin install resource command 1.2.1",
+        f"go -C ROOT/bootstrap/command-plugin {build} CACHE/{plugin}.aside/pulumi-resource-command .",
+    ]
+    assert sorted(path.name for path in (machine.cache / f"pulumi-{PULUMI_VERSION}/bin").iterdir()) == [
+        "pulumi",
+        "pulumi-language-python",
+        "pulumi-language-python-exec",
+        "pulumi-resource-pulumi-python",
+    ]
+    assert not list(machine.cache.glob("*.aside"))
+    assert "the official installer cannot be reached" in result.stderr
+    assert (
+        "command plugin: this repository's stand-in, because the official 1.2.1 could not be downloaded here\n"
+        in result.stderr
+    )
+
+
+def test_a_second_setup_only_looks(machine: Machine) -> None:
+    machine.dev("setup")
+    machine.calls()
+    result = machine.dev("setup")
+    assert result.returncode == 0, result.stderr
+    assert set(machine.calls()) == {"pulumi version"}
+    assert result.stderr.splitlines()[-1] == "setup: done"
+
+
+def test_a_changed_lock_makes_the_venv_follow(machine: Machine) -> None:
+    machine.dev("setup")
+    machine.calls()
+    with (machine.root / "requirements-dev.txt").open("a", encoding="utf-8") as lock:
+        lock.write("# changed\n")
+    machine.dev("setup")
+    # .venv itself stays: others may be running in it.
+    assert [call for call in machine.calls() if call.startswith("uv ") and call != "uv --version"] == [
+        "uv pip sync --offline --quiet --python ROOT/.venv/bin/python --require-hashes ROOT/requirements-dev.txt"
+    ]
+
+
+def test_a_refused_download_is_tried_again_after_a_day_or_when_told_to(machine: Machine) -> None:
+    machine.dev("setup")
+    install = "pulumi plugin install resource command 1.2.1"
+    assert machine.calls().count(install) == 1
+    machine.dev("setup", "--retry")
+    assert machine.calls().count(install) == 1
+    machine.dev("setup")
+    assert machine.calls().count(install) == 0
+    refusal = machine.cache / "refused/command-plugin"
+    os.utime(refusal, (refusal.stat().st_mtime - 86_500,) * 2)
+    machine.dev("setup")
+    assert machine.calls().count(install) == 1
+
+
+def test_what_the_machine_has_is_used(machine: Machine) -> None:
+    machine.fake("pulumi", PULUMI)
+    machine.fake("pulumi-language-python", "#!/bin/sh\n")
+    machine.fake("pulumi-resource-command", "#!/bin/sh\n")
+    result = machine.dev("env", PULUMI_SAYS="3.237.0")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (f"export PATH={machine.root}/.venv/bin:{machine.bin}\nexport PULUMI_SKIP_UPDATE_CHECK=1\n")
+    assert not [call for call in machine.calls() if call.startswith(("curl", "go", "pulumi plugin"))]
+
+
+@pytest.mark.parametrize("version", ["3.236.9", "3.99.0", "2.999.0"])
+def test_a_pulumi_that_is_too_old_is_passed_over(machine: Machine, version: str) -> None:
+    machine.fake("pulumi", PULUMI)
+    machine.fake("pulumi-language-python", "#!/bin/sh\n")
+    result = machine.dev("setup", PULUMI_SAYS=version)
+    assert f"pulumi: {PULUMI_VERSION}, in this project's cache (built from Go modules)\n" in result.stderr
+
+
+def test_the_printed_environment_finds_itself_again(machine: Machine) -> None:
+    first = machine.dev("env")
+    plugin = next(machine.cache.glob("command-plugin-*"))
+    path = f"{machine.root}/.venv/bin:{machine.cache}/pulumi-{PULUMI_VERSION}/bin:{plugin}:{machine.bin}"
+    assert first.stdout == (
+        f"export PATH={path}\nexport PULUMI_SKIP_UPDATE_CHECK=1\nexport PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION=1\n"
+    )
+    assert machine.dev("env", PATH=path).stdout == first.stdout
+
+
+def test_a_build_that_fails_ends_with_its_reason(machine: Machine) -> None:
+    result = machine.dev("setup", GO_FAILS="yes")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-3:] == [
+        f"the last lines of {machine.cache}/logs/pulumi-build.log:",
+        "go: no such module",
+        "error: pulumi could not be installed",
+    ]
+
+
+def test_without_root_or_sudo_the_command_to_run_is_named(machine: Machine) -> None:
+    (machine.bin / "curl").unlink()
+    (machine.bin / "id").unlink()
+    machine.fake("id", "#!/bin/sh\necho 1000\n")
+    result = machine.dev("setup")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        "error: packages are missing, and installing them needs root. Run: sudo apt-get install -y curl"
+    )
+    assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+
+def test_a_lock_left_by_a_killed_run_is_taken_over(machine: Machine) -> None:
+    left = machine.cache / "locks/pulumi"
+    left.mkdir(parents=True)
+    (left / "pid").write_text("999999999\n", encoding="utf-8")
+    assert machine.dev("setup").returncode == 0
+    assert not left.exists()
+
+
+def test_fast_needs_no_pulumi_and_hands_on_arguments_and_exit_code(machine: Machine) -> None:
+    result = machine.dev("test", "--fast", "tests/unit", "-x", PYTHON_EXIT="3")
+    assert result.returncode == 3, result.stderr
+    assert [call for call in machine.calls() if not call.startswith("uv")] == [
+        "ruff check --quiet .",
+        "ruff format --quiet --check .",
+        "mypy ",
+        "python -m pytest -m not pod and not vllm tests/unit -x",
+    ]
+
+
+def test_a_lint_that_fails_stops_before_the_tests(machine: Machine) -> None:
+    result = machine.dev("test", "--fast", LINT_EXIT="1")
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "error: lint failed; see above")
+    assert [call for call in machine.calls() if call.startswith("python")] == []
