@@ -407,6 +407,8 @@ def _read_header(stream: FileIO, place: str) -> dict[str, Tensor]:
         prefix = _read_up_to(stream, 8)
         if len(prefix) < 8:
             _refuse_header(place, f"it is {len(prefix)} bytes long")
+        if prefix == b"version ":
+            raise UserError(f"{place}: a Git LFS pointer, not the weights themselves; run git lfs pull.")
         (length,) = struct.unpack("<Q", prefix)
         if length > HEADER_LIMIT:
             _refuse_header(place, f"its header claims {length} bytes, over the limit of {HEADER_LIMIT}")

@@ -9,7 +9,7 @@ mtime 0; no directory members, no compression, two zero blocks at the end and no
 import hashlib
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def bundle_size(members: Sequence[Member]) -> int:
     return sum(BLOCK + member.size + _padding(member.size) for member in members) + len(END_OF_ARCHIVE)
 
 
-def stream_bundle(members: Sequence[Member], chunk: int = CHUNK, offset: int = 0) -> Iterator[bytes]:
+def stream_bundle(members: Sequence[Member], chunk: int = CHUNK, offset: int = 0) -> Generator[bytes, None, None]:
     """The tar's bytes from ``offset`` on, in pieces of at most ``chunk`` bytes (headers are 512) that may be kept.
 
     Raises:

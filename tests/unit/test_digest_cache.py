@@ -1,0 +1,546 @@
+import hashlib
+import multiprocessing
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from components.core import digest_cache
+from components.core.adapter import Adapter, AdapterFiles, read_adapter, read_located
+from components.core.bundle import Member, bundle_members, digest_bundle
+from components.core.digest_cache import BundleFacts, DigestCache, default_path
+from components.core.errors import UserError
+from tests.unit.adapter_files import CONFIG, lora_shapes, safetensors_bytes, write_adapter
+
+SECOND = 1_000_000_000
+
+# An audit hook can never be taken away again: one for all tests, silent until a test listens.
+_listening: list[tuple[str, str]] | None = None
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if _listening is not None and event in ("open", "os.scandir", "os.listdir"):
+        _listening.append((event, str(arguments[0])))
+
+
+sys.addaudithook(_hear)
+
+
+@contextmanager
+def opened_below(directory: Path) -> Iterator[list[str]]:
+    """What is opened or listed in a directory meanwhile: names relative to it, once per opening."""
+    global _listening
+    heard: list[str] = []
+    _listening = []
+    try:
+        yield heard
+    finally:
+        heard.extend(os.path.relpath(path, directory) for _, path in _listening if path.startswith(str(directory)))
+        _listening = None
+
+
+def later() -> int:
+    """A clock by which every file in a test is old enough to be remembered."""
+    return time.time_ns() + 10 * SECOND
+
+
+def plain_digest(directory: Path) -> str:
+    return digest_bundle(bundle_members(read_adapter(directory)))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    return write_adapter(tmp_path / "adapter")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DigestCache:
+    return DigestCache(tmp_path / "cache" / "digests.sqlite3", clock=later)
+
+
+BOTH = ["adapter_config.json", "adapter_config.json", "adapter_model.safetensors", "adapter_model.safetensors"]
+
+
+def is_hit(cache: DigestCache, directory: Path) -> bool:
+    """Describes an adapter, and tells whether that opened none of its files."""
+    with opened_below(directory) as opened:
+        facts = cache.describe(directory)
+    assert facts.digest == plain_digest(directory)
+    return opened == []
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_told(cache: DigestCache, adapter: Path) -> None:
+    expected = BundleFacts(
+        digest=plain_digest(adapter),
+        size=4096,
+        rank=4,
+        modules=("q_proj", "v_proj"),
+        parameters=128,
+        base="example/base",
+    )
+    assert [cache.describe(adapter), cache.describe(adapter)] == [expected, expected]
+
+
+def test_a_hit_opens_and_lists_nothing(cache: DigestCache, adapter: Path) -> None:
+    for litter in ("optimizer.pt", "._adapter_config.json", ".DS_Store"):
+        (adapter / litter).touch()
+    with opened_below(adapter) as first:
+        cache.describe(adapter)
+    with opened_below(adapter) as second:
+        cache.describe(adapter)
+    assert (sorted(first), second) == (BOTH, [])
+
+
+def test_litter_that_comes_later_changes_nothing(cache: DigestCache, adapter: Path) -> None:
+    cache.describe(adapter)
+    (adapter / "optimizer.pt").touch()
+    assert is_hit(cache, adapter)
+
+
+def test_another_cache_object_remembers(cache: DigestCache, adapter: Path, tmp_path: Path) -> None:
+    cache.describe(adapter)
+    assert is_hit(DigestCache(tmp_path / "cache" / "digests.sqlite3"), adapter)
+
+
+def test_a_link_to_the_directory_is_the_same_adapter(cache: DigestCache, adapter: Path) -> None:
+    (adapter.parent / "current").symlink_to(adapter.name)
+    cache.describe(adapter)
+    with opened_below(adapter) as opened:
+        facts = cache.describe(adapter.parent / "current")
+    assert (facts.digest, opened) == (plain_digest(adapter), [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes any bytes as a name")
+def test_a_path_that_is_not_unicode(cache: DigestCache, tmp_path: Path) -> None:
+    directory = write_adapter(tmp_path / os.fsdecode(b"caf\xe9\n"))
+    cache.describe(directory)
+    assert is_hit(cache, directory)
+
+
+# --- changes ----------------------------------------------------------------------------------------------
+
+
+def rewrite_in_place(directory: Path) -> None:
+    """Same size, same inode, same mtime: only ctime tells."""
+    path = directory / "adapter_model.safetensors"
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.write(safetensors_bytes(lora_shapes(), fill=7))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def replace_by_rename(directory: Path) -> None:
+    path = directory / "adapter_model.safetensors"
+    status = path.stat()
+    (directory / "new").write_bytes(safetensors_bytes(lora_shapes(), fill=8))
+    os.utime(directory / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (directory / "new").replace(path)
+
+
+def change_config(directory: Path) -> None:
+    write_adapter(directory, {**CONFIG, "lora_alpha": 17})
+
+
+def change_link(directory: Path) -> None:
+    (directory / "other").write_bytes(safetensors_bytes(lora_shapes(), fill=9))
+    (directory / "adapter_model.safetensors").unlink()
+    (directory / "adapter_model.safetensors").symlink_to("other")
+
+
+def touch(directory: Path) -> None:
+    os.utime(directory / "adapter_config.json", ns=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "same_digest"),
+    [
+        (rewrite_in_place, False),
+        (replace_by_rename, False),
+        (change_config, False),
+        (change_link, False),
+        (touch, True),
+    ],
+)
+def test_a_change_is_noticed_and_then_remembered(
+    cache: DigestCache, adapter: Path, change: Callable[[Path], None], same_digest: bool
+) -> None:
+    before = cache.describe(adapter)
+    change(adapter)
+    with opened_below(adapter) as opened:
+        after = cache.describe(adapter)
+    assert len(opened) == 4
+    assert after.digest == plain_digest(adapter)
+    assert (after == before) is same_digest
+    assert is_hit(cache, adapter)
+
+
+def test_a_link_that_leads_elsewhere_is_noticed(cache: DigestCache, adapter: Path) -> None:
+    change_link(adapter)
+    first = cache.describe(adapter)
+    (adapter / "third").write_bytes(safetensors_bytes(lora_shapes(), fill=10))
+    (adapter / "adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.safetensors").symlink_to("third")
+    second = cache.describe(adapter)
+    assert second.digest == plain_digest(adapter) != first.digest
+
+
+def test_a_second_weights_file_is_noticed(cache: DigestCache, adapter: Path) -> None:
+    cache.describe(adapter)
+    (adapter / "adapter_model.bin").touch()
+    with pytest.raises(UserError, match=r"holds adapter_model\.safetensors and adapter_model\.bin; "):
+        cache.describe(adapter)
+
+
+def test_an_adapter_that_went_away(cache: DigestCache, adapter: Path) -> None:
+    cache.describe(adapter)
+    (adapter / "adapter_config.json").unlink()
+    with pytest.raises(UserError, match=r"holds no adapter_config\.json; "):
+        cache.describe(adapter)
+
+
+def test_other_rules_find_the_answer_anew(cache: DigestCache, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.describe(adapter)
+    monkeypatch.setattr(digest_cache, "_rules", lambda: "another version of the program")
+    assert not is_hit(cache, adapter)
+    assert is_hit(cache, adapter)
+    monkeypatch.undo()
+    assert is_hit(cache, adapter)
+
+
+def test_the_rules_are_the_sources() -> None:
+    core = Path(digest_cache.__file__).parent
+    sources = b"".join((core / name).read_bytes() for name in ("adapter.py", "bundle.py", "digest_cache.py"))
+    assert digest_cache._rules() == hashlib.sha256(sources).hexdigest()
+
+
+# --- the racy rule ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("newest", "seconds_later", "remembered"),
+    [
+        ("mtime", 2 * SECOND, False),
+        ("mtime", 2 * SECOND + 1, True),
+        ("mtime", 0, False),
+        ("mtime", -5 * SECOND, False),
+        ("ctime", 2 * SECOND, False),
+        ("ctime", 2 * SECOND + 1, True),
+    ],
+)
+def test_what_was_written_just_now_is_not_remembered(
+    tmp_path: Path, adapter: Path, newest: str, seconds_later: int, remembered: bool
+) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    if newest == "mtime":
+        future = time.time_ns() + 1000 * SECOND
+        os.utime(weights, ns=(future, future))
+        stamp = weights.stat().st_mtime_ns
+    else:
+        for path in adapter.iterdir():
+            os.utime(path, ns=(1, 1))
+        stamp = max(path.stat().st_ctime_ns for path in adapter.iterdir())
+    cache = DigestCache(tmp_path / "digests.sqlite3", clock=lambda: stamp + seconds_later)
+    cache.describe(adapter)
+    assert is_hit(cache, adapter) is remembered
+
+
+def test_the_real_clock_does_not_trust_a_new_file(tmp_path: Path, adapter: Path) -> None:
+    cache = DigestCache(tmp_path / "digests.sqlite3")
+    cache.describe(adapter)
+    assert not is_hit(cache, adapter)
+
+
+# --- files that change while they are read ----------------------------------------------------------------
+
+
+def writing_while_hashing(monkeypatch: pytest.MonkeyPatch, directory: Path, times: int) -> list[int]:
+    """Makes a writer rewrite the weights right after each of the first ``times`` hashings."""
+    done: list[int] = []
+
+    def hash_and_write(members: list[Member]) -> str:
+        digest = digest_bundle(members)
+        done.append(len(done))
+        if len(done) <= times:
+            write_adapter(directory, CONFIG, safetensors_bytes(lora_shapes(), fill=100 + len(done)))
+        return digest
+
+    monkeypatch.setattr(digest_cache, "digest_bundle", hash_and_write)
+    return done
+
+
+def test_a_change_while_hashing_is_tried_once_more(
+    cache: DigestCache, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashings = writing_while_hashing(monkeypatch, adapter, times=1)
+    assert cache.describe(adapter).digest == plain_digest(adapter)
+    assert len(hashings) == 2
+
+
+def test_a_file_that_keeps_changing_is_an_error(
+    cache: DigestCache, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashings = writing_while_hashing(monkeypatch, adapter, times=2)
+    with pytest.raises(UserError) as caught:
+        cache.describe(adapter)
+    assert str(caught.value) == (f"{adapter}: changed while it was being read; run again when nothing writes to it.")
+    assert len(hashings) == 2
+    monkeypatch.undo()
+    assert not is_hit(cache, adapter)
+
+
+def test_a_half_written_file_is_not_judged(cache: DigestCache, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = (adapter / "adapter_model.safetensors").read_bytes()
+    (adapter / "adapter_model.safetensors").write_bytes(whole[:20])
+
+    def read_and_finish(files: AdapterFiles) -> Adapter:
+        try:
+            return read_located(files)
+        finally:
+            if files.weights.stat().st_size == 20:
+                files.weights.write_bytes(whole)
+
+    monkeypatch.setattr(digest_cache, "read_located", read_and_finish)
+    assert cache.describe(adapter).digest == plain_digest(adapter)
+
+
+def test_a_faulty_file_at_rest_is_read_once(cache: DigestCache, adapter: Path) -> None:
+    write_adapter(adapter, {**CONFIG, "r": 0})
+    with opened_below(adapter) as opened, pytest.raises(UserError, match=r"r must be a whole number"):
+        cache.describe(adapter)
+    assert opened == ["adapter_config.json"]
+
+
+# --- many -------------------------------------------------------------------------------------------------
+
+
+def test_order_faults_and_repeats(cache: DigestCache, tmp_path: Path) -> None:
+    one = write_adapter(tmp_path / "one")
+    two = write_adapter(tmp_path / "two", {**CONFIG, "r": 8})
+    faulty = write_adapter(tmp_path / "faulty", {**CONFIG, "r": 0})
+    answers = cache.describe_all([two, faulty, one, tmp_path / "none", two])
+    assert [answer.rank if isinstance(answer, BundleFacts) else str(answer) for answer in answers] == [
+        8,
+        f"{faulty}/adapter_config.json: r must be a whole number of at least 1, not 0.",
+        4,
+        f"{tmp_path}/none: no such directory.",
+        8,
+    ]
+    with opened_below(tmp_path) as opened:
+        cache.describe_all([two, faulty, one, tmp_path / "none", two])
+    assert [path for path in opened if not path.startswith(("faulty", "cache"))] == []
+
+
+def test_none() -> None:
+    assert DigestCache(Path("/nowhere/x.sqlite3")).describe_all([]) == []
+
+
+def test_a_thousand_hits_take_few_queries(cache: DigestCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directories = [write_adapter(tmp_path / "many" / str(number)) for number in range(1000)]
+    first = cache.describe_all(directories)
+    statements: list[str] = []
+    real_connect = sqlite3.connect
+
+    def connect(path: Path, timeout: float) -> sqlite3.Connection:
+        connection = real_connect(path, timeout=timeout)
+        connection.set_trace_callback(lambda text: statements.append(text.split()[0]))
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with opened_below(tmp_path / "many") as opened:
+        assert cache.describe_all(directories) == first
+    assert opened == []
+    assert statements == ["PRAGMA", "PRAGMA", "CREATE", "SELECT", "SELECT"]
+
+
+def test_the_database_does_not_grow_without_end(
+    cache: DigestCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest_cache, "ROWS_KEPT", 3)
+    for number in range(5):
+        cache.describe(write_adapter(tmp_path / str(number)))
+    with closing(sqlite3.connect(tmp_path / "cache" / "digests.sqlite3")) as database:
+        kept = [row[0] for row in database.execute("SELECT directory FROM digests ORDER BY rowid")]
+    assert kept == [f'"{tmp_path}/{number}"' for number in (2, 3, 4)]
+
+
+# --- databases in a bad way -------------------------------------------------------------------------------
+
+
+def no_database(path: Path) -> None:
+    path.write_bytes(b"this is no database, and longer than a header of one hundred bytes" * 10)
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, 5000)
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100] + b"\xff" * 20_000)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [no_database, truncated, overwritten, emptied, removed])
+def test_a_damaged_database_is_replaced(
+    cache: DigestCache, adapter: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    cache.describe(adapter)
+    damage(tmp_path / "cache" / "digests.sqlite3")
+    assert not is_hit(cache, adapter)
+    assert is_hit(cache, adapter)
+
+
+def test_damage_anywhere_never_gives_a_wrong_answer(cache: DigestCache, adapter: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "digests.sqlite3"
+    right = cache.describe(adapter)
+    sound = path.read_bytes()
+    for position in range(0, len(sound), 37):
+        damaged = bytearray(sound)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        assert cache.describe(adapter) == right, position
+
+
+def test_a_forged_digest_in_a_sound_database_is_not_believed(cache: DigestCache, adapter: Path, tmp_path: Path) -> None:
+    right = cache.describe(adapter)
+    with closing(sqlite3.connect(tmp_path / "cache" / "digests.sqlite3")) as database, database:
+        changed = database.execute("UPDATE digests SET facts = replace(facts, ?, ?)", (right.digest[-8:], "0" * 8))
+        assert changed.rowcount == 1
+    assert cache.describe(adapter) == right
+
+
+@pytest.mark.parametrize("value", [None, 7, b"\xff", "text"])
+@pytest.mark.parametrize("column", ["directory", "fingerprint", "facts", "seal"])
+def test_odd_values_are_not_believed(
+    cache: DigestCache, adapter: Path, tmp_path: Path, column: str, value: object
+) -> None:
+    right = cache.describe(adapter)
+    path = tmp_path / "cache" / "digests.sqlite3"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("ALTER TABLE digests RENAME TO sound")
+        database.execute("CREATE TABLE digests (rules, directory, fingerprint, facts, seal, UNIQUE(rules, directory))")
+        database.execute("INSERT INTO digests SELECT * FROM sound")
+        database.execute(f"UPDATE digests SET {column} = ?", (value,))
+    assert cache.describe(adapter) == right
+
+
+def directory_in_its_place(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def file_above(path: Path) -> None:
+    path.parent.write_text("a file")
+
+
+def other_table(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE digests (something)")
+
+
+def locked(path: Path) -> None:
+    path.parent.mkdir()
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("CREATE TABLE other (x)")
+    database.execute("BEGIN EXCLUSIVE")
+    _kept_open.append(database)
+
+
+_kept_open: list[sqlite3.Connection] = []
+
+
+@pytest.mark.parametrize("spoil", [directory_in_its_place, file_above, other_table, locked])
+def test_a_database_that_cannot_be_used_is_done_without(
+    cache: DigestCache, adapter: Path, tmp_path: Path, spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest_cache, "BUSY_SECONDS", 0.01)
+    spoil(tmp_path / "cache" / "digests.sqlite3")
+    assert not is_hit(cache, adapter)
+    assert not is_hit(cache, adapter)
+    while _kept_open:
+        _kept_open.pop().close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_directory(tmp_path: Path, adapter: Path) -> None:
+    (tmp_path / "read-only").mkdir(mode=0o500)
+    cache = DigestCache(tmp_path / "read-only" / "digests.sqlite3", clock=later)
+    assert not is_hit(cache, adapter)
+    assert not is_hit(cache, adapter)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_a_directory_nobody_may_write_to(adapter: Path) -> None:
+    cache = DigestCache(Path("/proc/lora-pods/digests.sqlite3"), clock=later)
+    assert not is_hit(cache, adapter)
+
+
+def test_nobody_has_a_home(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert default_path() is None
+    assert not is_hit(DigestCache(clock=later), adapter)
+
+
+def test_the_default_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "lora-pods" / "digests.sqlite3"
+    for unusable in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
+        assert default_path() == Path("/home/someone/.cache/lora-pods/digests.sqlite3")
+
+
+def test_the_cache_is_private(cache: DigestCache, adapter: Path, tmp_path: Path) -> None:
+    cache.describe(adapter)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+# --- two programs at once ---------------------------------------------------------------------------------
+
+
+def describe_often(database: Path, expected: dict[str, str], rounds: int, spoil: bool) -> None:
+    """Run in a process of its own: leaves with an exit status of 1 on any error or wrong answer."""
+    for number in range(rounds):
+        if spoil and number % 5 == 0 and database.exists():
+            database.write_bytes(b"spoilt" * 100)
+        answers = DigestCache(database, clock=later).describe_all([Path(path) for path in expected])
+        digests = [answer.digest if isinstance(answer, BundleFacts) else answer for answer in answers]
+        if digests != list(expected.values()):
+            raise SystemExit(f"round {number}: {digests}")
+
+
+@pytest.mark.parametrize("spoil", [False, True], ids=["sound", "spoilt again and again"])
+def test_programs_at_once_never_fail_nor_mislead(tmp_path: Path, spoil: bool) -> None:
+    directories = [write_adapter(tmp_path / str(number), {**CONFIG, "r": number + 1}) for number in range(8)]
+    expected = {str(directory): plain_digest(directory) for directory in directories}
+    context = multiprocessing.get_context("spawn")
+    database = tmp_path / "cache" / "digests.sqlite3"
+    processes = [
+        context.Process(target=describe_often, args=(database, expected, 30, spoil and number == 0))
+        for number in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
