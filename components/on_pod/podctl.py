@@ -61,8 +61,8 @@ STALE_SECONDS = 7 * 86400.0  # an abandoned upload is kept this long for resumin
 POLL_SECONDS = 0.5
 SAY_SECONDS = 10.0  # between two lines of progress
 KEPT_GENERATIONS = 3
-# What the engine's unit cannot see: ProtectHome= and PrivateTmp= hide these from it.
-HIDDEN_FROM_UNITS = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
+HOMES = ("/home", "/root", "/run/user")  # a unit sees them only if its own text names a path there (ProtectHome=)
+TEMPORARY = ("/tmp", "/var/tmp")  # a unit has its own (PrivateTmp=)
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -89,10 +89,10 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def say(line: str) -> None:
+def say(line: str, limit: int = 480) -> None:
     """One line on stderr. A reader that went away is no reason to leave a job half done."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(clean(line)[:480] + "\n")
+        sys.stderr.write(clean(line)[:limit] + "\n")
         sys.stderr.flush()
 
 
@@ -179,7 +179,9 @@ def fsync_dir(path: str) -> None:
 def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
     """Puts `data` at `path`: the old bytes or the new ones, never less, also after a power cut."""
     directory, name = os.path.split(path)
-    os.makedirs(directory, exist_ok=True)
+    if not os.path.isdir(directory):
+        os.makedirs(directory, exist_ok=True)
+        fsync_dir(os.path.dirname(directory))
     aside = os.path.join(directory, ".%s.aside" % name)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(aside)
@@ -265,6 +267,7 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
             said = True
         time.sleep(0.1)
     try:
+        os.ftruncate(fd, 0)  # a holder that was killed left its name
         os.pwrite(fd, ("pid %d, %s" % (os.getpid(), purpose)).encode("utf-8"), 0)
         yield
     finally:
@@ -947,14 +950,16 @@ def journal(unit: str, trial: "Trial", lines: int) -> List[str]:
         which = ["_SYSTEMD_INVOCATION_ID=" + ids, "+", "INVOCATION_ID=" + ids]
     else:
         which = ["-u", unit, "--since", "@%d" % trial.since]
-    ran = run("journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines), *which, seconds=30)
+    ran = run("journalctl", "--no-pager", "-q", "-a", "-o", "cat", "-n", str(lines), *which, seconds=30)
     plain = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", ran.out)
     return [line.rstrip() for line in plain.splitlines() if line.strip()]
 
 
 def redactor(store: Store, engine: str) -> Callable[[str], str]:
     """Makes lines fit to be shown: no secret of the engine, nothing that steers a terminal."""
-    values = sorted(filter(None, read_secrets(store, engine)[1].values()), key=len, reverse=True)
+    secrets = read_secrets(store, engine)[1].values()
+    forms = {form for value in secrets for form in (value, json.dumps(value)[1:-1], repr(value)[1:-1])}
+    values = sorted(forms - {""}, key=len, reverse=True)
 
     def redact(line: str) -> str:
         for value in values:
@@ -1014,13 +1019,17 @@ def write_generation(store: Store, engine: str, n: int, document: Document) -> G
 def install(store: Store, engine: str, text: str) -> Trial:
     """Puts the unit in place and starts it anew."""
     unit = unit_name(engine)
+    before = unit_state(unit)
+    since = time.time()
     write_file(store.unit_file(engine), text.encode("utf-8"))
     systemctl("daemon-reload")
     systemctl("enable", unit)
     systemctl("reset-failed", unit)  # fails where the unit was never loaded
-    since = time.time()
     ran = systemctl("restart", unit)
-    return Trial(unit_state(unit), since, ran.err.strip() if ran.status else "")
+    state = unit_state(unit)
+    if state.invocation == before.invocation:
+        state = state._replace(invocation="")  # systemd refused to start it: the run before says nothing of this one
+    return Trial(state, since, (ran.err.strip() or "systemctl restart failed") if ran.status else "")
 
 
 def uninstall(store: Store, engine: str) -> bool:
@@ -1040,8 +1049,10 @@ def get(url: str, path: str, key: Optional[str]) -> Tuple[int, bytes]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=5)
     try:
-        headers = {"Authorization": "Bearer " + key} if key else {}
-        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        connection.putrequest("GET", parts.path.rstrip("/") + path)
+        if key:
+            connection.putheader("Authorization", b"Bearer " + key.encode("utf-8"))
+        connection.endheaders()
         response = connection.getresponse()
         return response.status, response.read(64 * PIECE)
     except (OSError, http.client.HTTPException):
@@ -1063,7 +1074,7 @@ def unready(document: Document, key: Optional[str]) -> str:
         return "/v1/models answers %d" % status
     try:
         served = {str(model["id"]): model.get("root") for model in json.loads(body.decode("utf-8"))["data"]}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "/v1/models answers something else than a list of models"
     for model in sorted(set(models) - set(served)):
         return "/v1/models does not list %s" % model
@@ -1083,13 +1094,15 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> 
     began = time.monotonic()
     due = began + SAY_SECONDS
     if trial.complaint:
-        return trial.complaint
+        # Type=exec: a program that cannot be started fails its job, and that text only says where to look.
+        ended = trial.complaint.startswith("Job for ")
+        return "its program could not be started" if ended else trial.complaint.splitlines()[0]
     while True:
         fault = unready(document, key)
         # After the answer: another program's answer on this port is no proof of this unit.
         state = unit_state(unit)
         if state.sub == "auto-restart" or state.restarts > trial.state.restarts:
-            return "the engine ended and systemd starts it again and again"
+            return "the engine ended (%s) and would be started over and over" % (state.result or state.active)
         if state.active in ("failed", "inactive"):
             return "the engine ended (%s)" % (state.result or state.active)
         if state.invocation != trial.state.invocation:
@@ -1098,7 +1111,7 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> 
             return ""
         now = time.monotonic()
         if now > began + limit:
-            return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % state)
+            return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % (state,))
         if now > due:
             last = (journal(unit, trial, 1) or ["nothing yet"])[-1]
             say("waiting for %s: %s, %d of %d s, %s; it says: %s"
@@ -1108,7 +1121,7 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> 
 
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|\w*(Error|Exception)\b: |out of memory|Failed|status=)")
-CAUSE = re.compile(r"\b[\w.]*(Error|Exception): .+")
+CAUSE = re.compile(r"\b[\w.]*(Error|Exception): .+|\bFailed (to locate executable|at step) .+")
 
 
 def settled_journal(unit: str, trial: Trial) -> List[str]:
@@ -1156,7 +1169,7 @@ def check_engine(store: Store, document: Document) -> str:
 
 
 def rivals_on(store: Store, engine: str, document: Document) -> List[str]:
-    """Other engines of this stack whose unit has this port: their base was renamed, say. Another stack's: refused."""
+    """Engines of this stack that run on this port: their base was renamed, say. Another stack's is refused."""
     found = []
     for other in listed(store.path("units")):
         tried = generations(store, other)
@@ -1167,7 +1180,8 @@ def rivals_on(store: Store, engine: str, document: Document) -> List[str]:
             if theirs["stack"] != document["stack"]:
                 raise Refusal("port %d belongs to the engine %s of stack %s: choose another engine.port"
                               % (document["port"], other, theirs["stack"]))
-            found.append(other)
+            if unit_state(unit_name(other)).active not in ("inactive", "failed"):
+                found.append(other)
     return found
 
 
@@ -1200,13 +1214,15 @@ def verb_activate(store: Store, document: Document) -> Document:
             if not fault:
                 with store.lock("activate"):
                     write_generation(store, engine, current.n, document)
-                return report(engine, document, current.n, restarted=False)
+                return report(engine, current.n, restarted=False)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
             if not rivals:
                 refuse_taken_port(store, engine, document, state.active == "active")
             tried = generations(store, engine)
             good = [g for g in tried if g.proven]
+            for killed in [g for g in tried if not g.proven]:
+                remove_tree(killed.path)
             trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
             for other in rivals:
                 say("stopping %s, which has this port in this stack" % unit_name(other))
@@ -1215,12 +1231,15 @@ def verb_activate(store: Store, document: Document) -> Document:
         fault = await_ready(store, engine, document, trial)
         if fault:
             raise go_back(store, engine, good, trial_of, trial, fault, rivals)
-        with store.lock("activate"):
-            write_file(os.path.join(trial_of.path, "proven"), b"")
-            for old in [g for g in tried if not g.proven] + good[:-(KEPT_GENERATIONS - 1)]:
-                remove_tree(old.path)
-            collect(store)
-    return report(engine, document, trial_of.n, restarted=True)
+        write_file(os.path.join(trial_of.path, "proven"), b"")
+        for old in good[:-(KEPT_GENERATIONS - 1)]:
+            remove_tree(old.path)
+        try:
+            with store.lock("activate"):
+                collect(store)
+        except Refusal as refusal:
+            say(str(refusal))  # the engine serves all the same
+    return report(engine, trial_of.n, restarted=True)
 
 
 def settled(store: Store, engine: str, document: Document, state: State) -> Optional[Generation]:
@@ -1234,9 +1253,8 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
     return tried[-1] if same and tried[-1].document.get("secretsRevision") == revision else None
 
 
-def report(engine: str, document: Document, n: int, restarted: bool) -> Document:
-    return {"engine": engine, "unit": unit_name(engine), "generation": n, "restarted": restarted,
-            "models": document["ready"]["models"]}
+def report(engine: str, n: int, restarted: bool) -> Document:
+    return {"engine": engine, "unit": unit_name(engine), "generation": n, "restarted": restarted}
 
 
 def go_back(store: Store, engine: str, good: Sequence[Generation], failed: Generation, trial: Trial, fault: str,
@@ -1247,28 +1265,35 @@ def go_back(store: Store, engine: str, good: Sequence[Generation], failed: Gener
     sentence = "%s did not become ready: %s" % (unit, redact(fault))
     if cause and cause not in sentence:
         sentence += ": " + cause
-    say(sentence)
-    with store.lock("activate"):
-        remove_tree(failed.path)
-        if good:
-            say("putting generation %d back" % good[-1].n)
-            back = install(store, engine, good[-1].text)
-        else:
-            uninstall(store, engine)
-            remove_if_empty(store.path("units", engine))
-            for other in rivals:
-                systemctl("enable", "--now", unit_name(other))
+    remove_tree(failed.path)
+    serving = []
     if good:
-        fault = await_ready(store, engine, good[-1].document, back)
-        serving = "the unit from before did not come back either: %s" % redact(fault)
-        if not fault:
-            models = good[-1].document["ready"]["models"]
-            serving = "the unit from before serves again: %s" % ", ".join(sorted(models))
-    elif rivals:
-        serving = "%s was started again" % ", ".join(unit_name(other) for other in rivals)
+        say("%s did not become ready, so generation %d comes back" % (unit, good[-1].n))
+        models = sorted(good[-1].document["ready"]["models"])
+        fault = await_ready(store, engine, good[-1].document, install(store, engine, good[-1].text))
+        if fault:
+            serving.append("the unit from before did not come back either: %s" % redact(fault))
+        else:
+            more = ", ..." if len(models) > 5 else ""
+            serving.append("the unit from before serves again (%s%s)" % (", ".join(models[:5]), more))
     else:
-        serving = "there was none before it, so the unit is removed and nothing serves"
-    return Refusal(sentence + "; " + serving, details)
+        uninstall(store, engine)
+        remove_if_empty(store.path("units", engine))
+    for other in rivals:
+        systemctl("enable", "--now", unit_name(other))
+        serving.append("%s was started again" % unit_name(other))
+    now = " and ".join(serving) or "nothing served before it, so the unit is removed"
+    return Refusal("%s; %s" % (sentence, now), details)
+
+
+def remove_state(store: Store, engine: str) -> None:
+    """Removes an engine's StateDirectory: its home, with what it downloaded. systemd keeps it past the unit."""
+    link = "%s-%s" % (store.root, engine)
+    private = os.path.join(os.path.dirname(link), "private", os.path.basename(link))
+    # systemd makes this pair for DynamicUser=; a directory of the same name that somebody else made is not touched.
+    if os.path.islink(link) and os.path.realpath(link) == os.path.realpath(private):
+        unlink(link)
+        remove_tree(private)
 
 
 def verb_deactivate(store: Store, options: Any) -> Document:
@@ -1282,8 +1307,8 @@ def verb_deactivate(store: Store, options: Any) -> Document:
         state = unit_state(unit)
         if state.active not in ("inactive", "failed", "unknown"):
             raise Refusal("%s does not stop: it is %s" % (unit, state))
-        systemctl("clean", "--what=all", unit)  # its home and caches; needs the unit file
         removed = uninstall(store, engine)
+        remove_state(store, engine)
         remove_tree(store.path("units", engine))
         return {"engine": engine, "removed": removed, "collected": collect(store)}
 
@@ -1342,26 +1367,31 @@ def gpu_names() -> List[str]:
     return re.findall(r"^GPU \d+: (.+?) \(UUID", listing.out, re.M) if listing.status == 0 else []
 
 
-def unseen(path: str, what: str) -> Iterator[str]:
+def under(path: str, roots: Sequence[str]) -> str:
+    """The first of `roots` that `path` lies in, "" if none."""
+    return next((root for root in roots if path.startswith(root + "/")), "")
+
+
+def unseen(path: str, what: str, homes_shown: bool) -> Iterator[str]:
     """Why an engine, which runs as a user of its own in a confined unit, could not read a path."""
     for place in sorted({os.path.abspath(path), os.path.realpath(path)}):
-        for hidden in HIDDEN_FROM_UNITS:
-            if place.startswith(hidden + "/"):
-                yield "%s is at %s, and the engine cannot see %s: put it elsewhere, say /opt" % (what, place, hidden)
-                return
+        hidden = under(place, TEMPORARY if homes_shown else HOMES + TEMPORARY)
+        if hidden:
+            yield "%s is at %s, and the engine cannot see %s: put it elsewhere, say /opt" % (what, place, hidden)
+            return
         parent = os.path.dirname(place)
         while parent != "/":
             if not os.stat(parent).st_mode & stat.S_IXOTH:
-                yield ("%s is at %s, and other users may not enter %s: chmod o+x %s" % (what, place, parent, parent))
+                yield "%s is at %s, and other users may not enter %s: chmod o+x %s" % (what, place, parent, parent)
                 return
             parent = os.path.dirname(parent)
 
 
-def python_faults(python: str) -> Iterator[str]:
+def python_faults(python: str, homes_shown: bool) -> Iterator[str]:
     if not os.path.isabs(python) or not os.path.isfile(python) or not os.access(python, os.X_OK):
         yield "engine.python %s is not a program on this pod" % python
         return
-    yield from unseen(python, "engine.python")
+    yield from unseen(python, "engine.python", homes_shown)
     if not vllm_version(python):
         yield "engine.python %s has no vLLM: install it there, or set engine.vllm" % python
 
@@ -1370,11 +1400,11 @@ def vllm_version(python: str) -> str:
     return run(python, "-I", "-c", VLLM_PROBE, seconds=120).out.strip()
 
 
-def base_faults(base: str) -> Iterator[str]:
+def base_faults(base: str, homes_shown: bool) -> Iterator[str]:
     if not os.path.isfile(os.path.join(base, "config.json")):
         yield "the base %s has no config.json on this pod" % base
         return
-    yield from unseen(os.path.join(base, "config.json"), "the base %s" % base)
+    yield from unseen(os.path.join(base, "config.json"), "the base %s" % base, homes_shown)
     for name in [".", *listed(base)]:
         if not os.stat(os.path.join(base, name)).st_mode & stat.S_IROTH:
             yield "the base %s has %s, which other users may not read: chmod -R o+rX %s" % (base, name, base)
@@ -1393,15 +1423,16 @@ def verb_prepare(store: Store, document: Document) -> Document:
     faults += space_faults(store.root, document)
     if needs["gpu"] and not gpus:
         faults.append("nvidia-smi lists no GPU: install NVIDIA's driver, or set engine.device to cpu")
+    homes_shown = any(under(path, HOMES) for path in (python, base) if path is not None)
     if python is not None:
-        faults += python_faults(python)
+        faults += python_faults(python, homes_shown)
     if base is not None:
-        faults += base_faults(base)
+        faults += base_faults(base, homes_shown)
     if version is not None and not re.fullmatch(r"[0-9][0-9A-Za-z.+!_-]*", version):
         faults.append("engine.vllm.version %s is not a version" % shown(version))
-    faults = [clean(fault) for fault in faults if fault]
+    faults = [fault for fault in faults if fault]
     if faults:
-        raise Refusal("this pod cannot serve yet: " + "; ".join(faults))
+        raise Refusal("this pod cannot serve yet:", ["- " + fault for fault in faults])
 
     program, expected = field(document, "podctl", str).encode("utf-8"), field(document, "sha256", str)
     if hashlib.sha256(program).hexdigest() != expected:
@@ -1492,6 +1523,11 @@ def verb_remove(store: Store, options: Any) -> Document:
             return {"removed": False, "left": left}
         for name in ("bin", "tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "staging"):
             remove_tree(store.path(name))
+        # An engine that never served has no unit any more, but may have downloaded its model.
+        prefix = os.path.basename(store.root) + "-"
+        for name in listed(os.path.dirname(store.root)):
+            if name.startswith(prefix) and not os.path.exists(store.unit_file(name[len(prefix):])):
+                remove_state(store, name[len(prefix):])
         left = sorted(set(os.listdir(store.root)) - {".lock"})
     if left:
         say("%s holds files that are not ours, so it stays: %s" % (store.root, ", ".join(left)))
@@ -1536,6 +1572,13 @@ def parse(argv: Sequence[str]) -> Any:
     return parser.parse_args(argv)
 
 
+def place_of(error: Exception) -> str:
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return "%s in %s, line %s of podctl" % (type(error).__name__, frame.name, frame.lineno)
+
+
 def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = None) -> int:
     options = parse(argv)
     options.stdin = stdin
@@ -1550,10 +1593,14 @@ def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = No
             result = DOCUMENT_VERBS[options.verb](store, read_document(stdin) if document is None else document)
     except Refusal as refusal:
         for line in (str(refusal), *refusal.details):
-            say(line)
+            say(line, limit=4000)
         return 1
     except OSError as error:
-        say("%s: %s" % (error.filename or options.verb, error.strerror or type(error).__name__))
+        say("podctl %s failed: %s: %s" % (options.verb, error.filename or "this pod", error.strerror or error))
+        return 1
+    except Exception as error:
+        # The message of an error nobody foresaw may hold a secret; where it happened does not.
+        say("podctl %s failed in a way nobody foresaw: %s" % (options.verb, place_of(error)))
         return 1
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps(result, sort_keys=True), flush=True)
