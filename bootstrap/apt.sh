@@ -1,6 +1,8 @@
 # shellcheck shell=bash
 # Which system packages are missing, and who may install them.
 
+APT_UPDATED=""
+
 # need COMMAND:PACKAGE…: installs the packages (Debian, Ubuntu) of the commands that are missing,
 # where that is allowed, and otherwise says what to run.
 need() {
@@ -20,7 +22,9 @@ install_packages() {
   [ "$(id -u)" -eq 0 ] || sudo="sudo -n"
   say "apt: installing $1"
   # shellcheck disable=SC2086 # both are lists of words
-  logged apt-update $sudo apt-get update -q || say "apt: the package lists could not be refreshed; trying with the old ones"
+  [ -n "$APT_UPDATED" ] || logged apt-update $sudo apt-get update -q ||
+    say "apt: the package lists could not be refreshed; trying with the old ones"
+  APT_UPDATED=yes
   # shellcheck disable=SC2086
   logged apt-install $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q $1 ||
     die "apt could not install: $1"

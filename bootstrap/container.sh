@@ -3,8 +3,8 @@
 # what options, is decided where it is used (sandbox/engine.sh).
 
 ensure_container() {
-  if have podman; then
-    note "containers: podman"
+  if have "${LORA_PODS_CONTAINER_ENGINE:-podman}"; then
+    note "containers: ${LORA_PODS_CONTAINER_ENGINE:-podman}"
   elif have docker && docker info >/dev/null 2>&1; then
     note "containers: docker"
   elif [ "$(uname -s)" = Darwin ]; then
