@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -43,18 +44,14 @@ def render_unit(plan: EnginePlan, *, key: str) -> str:
     )
 
 
-def _lines(arguments: list[str]) -> list[str]:
-    """Group a flag with the one value that follows it; of several values, each has a line of its own."""
-    lines = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        values = next((i for i, value in enumerate(rest) if value.startswith("-")), len(rest))
-        if word.startswith("-") and values == 1:
-            lines.append(f"{exec_word(word)} {exec_word(rest.pop(0))}")
-        else:
-            lines.append(exec_word(word))
-    return lines
+def _lines(arguments: Sequence[str]) -> list[str]:
+    """Put a flag and its value on one line; of several values, each on a line of its own."""
+    groups: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("-") or not groups:
+            groups.append([])
+        groups[-1].append(exec_word(word))
+    return [line for group in groups for line in ([" ".join(group)] if len(group) <= 2 else group)]
 
 
 def _reads_homes(plan: EnginePlan) -> bool:

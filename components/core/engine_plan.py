@@ -120,8 +120,8 @@ def plan_engine(
         if value is not None:
             argv += _flag(name, value)
     arguments = _user_arguments(options.args)
-    for name, value in arguments.items():
-        argv += _user_flag(name, value)
+    for name in arguments:
+        argv += _user_flag(name, arguments[name])
     if adapters:
         argv.append("--enable-lora")
         for flag in flags:
@@ -143,6 +143,8 @@ def _served(
 ) -> dict[str, str | None]:
     served: dict[str, str | None] = {}
     roots = [(base, base), *((alias, base) for alias in aliases)]
+    if "None" in (base, *aliases):
+        raise UserError("model id 'None' without an adapter cannot be served: vLLM reads it as no name at all")
     for name, root in [*roots, *((adapter.id, blob_path(adapter.digest)) for adapter in adapters)]:
         if name in served:
             raise UserError(f"model id {printable(name)!r} is served twice by the engine of {printable(base)!r}")

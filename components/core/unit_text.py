@@ -33,25 +33,27 @@ def exec_word(value: str) -> str:
 
 
 def exec_program(path: str) -> str:
-    """Return an absolute path as the first word of `ExecStart=`.
+    """Return an absolute path as the first word of `ExecStart=`, where fewer characters are allowed than in the others.
 
-    systemd does not take `$$` for `$` there as it does in every other word. Raises UserError for a relative path, one
-    with a `$`, and for what `exec_word` refuses.
+    Raises UserError for a relative path, for quotes, backslashes and control characters (`string_is_safe` in
+    src/basic/string-util.c refuses the unit), for `$` (`$$` is not `$` there), and for what `exec_word` refuses.
     """
     what = f"the program {printable(path, 60)!r}"
     _check(path, what)
     if not path.startswith("/"):
         raise UserError(f"{what} must be an absolute path on the pod")
-    if "$" in path:
-        raise UserError(f"{what} has a $ in its path, which systemd cannot run; give it another path")
+    if _CONTROL.search(path) or set(path) & set("\\\"'$"):
+        raise UserError(
+            f"{what} has a quote, a backslash, a $ or a control character in its path; systemd cannot run it"
+        )
     return _quoted(path.replace("%", "%%"))
 
 
 def environment_word(name: str, value: str) -> str:
     """Return `NAME=value` as one word of `Environment=`.
 
-    Raises UserError for a name that is not `[A-Za-z_][A-Za-z0-9_]*`, for control characters other than tab
-    (systemd drops the whole assignment, with no more than a warning), and for what `exec_word` refuses.
+    Raises UserError for a name that is not `[A-Za-z_][A-Za-z0-9_]*`, for control characters other than tab (before 248
+    systemd drops such an assignment with no more than a warning), and for what `exec_word` refuses.
     """
     if not _NAME.fullmatch(name):
         raise UserError(
@@ -60,7 +62,7 @@ def environment_word(name: str, value: str) -> str:
     what = f"the environment variable {name}"
     _check(f"{name}={value}", what)
     if _CONTROL.search(value.replace("\t", "")):
-        raise UserError(f"{what} has a control character in its value, which systemd does not pass on")
+        raise UserError(f"{what} has a control character in its value, which not every systemd passes on")
     return _quoted(f"{name}={value}".replace("%", "%%"))
 
 
@@ -70,7 +72,7 @@ def plain_text(value: str) -> str:
 
 
 def check_line_length(logical_line: str, what: str) -> None:
-    """Raise UserError, beginning with `what`, if systemd would refuse the line for its length in bytes."""
+    """Raise UserError, beginning with `what`, if systemd could refuse the line, given with its continuations."""
     size = len(logical_line.encode())
     if size > MAX_LINE_BYTES:
         raise UserError(

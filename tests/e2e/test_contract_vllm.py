@@ -1,0 +1,220 @@
+"""What this project believes of vLLM's command line and environment, asked of the vLLM in the sandbox image.
+
+One container answers every question: importing vLLM takes half a minute.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from components.core.engine_plan import EngineOptions, EnginePlan, Json, PlannedAdapter, plan_engine
+from components.core.naming import blob_path
+from components.core.vllm_rules import (
+    JSON_LIST_FLAGS,
+    LEGAL_RANKS,
+    NO_SUCH_FLAGS,
+    OWNED_ENVIRONMENT,
+    OWNED_FLAGS,
+    REPEATED_FLAGS,
+    SECRET_ENVIRONMENT,
+    SERVER_MODULE,
+)
+from tests.support.machines import call
+
+pytestmark = pytest.mark.vllm
+
+SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
+PYTHON = "/opt/vllm/bin/python"
+BASE = '/models/50% of $HOME, it\'s "q" \\ ünï 模型=x'
+ADAPTERS = [
+    PlannedAdapter("acme=v1", "sha256:" + "a" * 64, 8),
+    PlannedAdapter("b,c", "sha256:" + "b" * 64, 48),
+    PlannedAdapter("globex", "sha256:" + "c" * 64, 16),
+]
+ARGS: dict[str, Json] = {
+    "enforceEager": True,
+    "enable_prefix_caching": False,
+    "maxNumSeqs": 16.0,
+    "seed": -1,
+    "cpu-offload-gb": 0.5,
+    "chatTemplate": "--{{ a_b.c }} -O",
+    "allowedOrigins": ["https://a", "*"],
+    "middleware": ["a.B", "c_d.E"],
+    "loraTargetModules": ["q_proj", "v_proj"],
+    "cudagraphCaptureSizes": [1, 2.0],
+    "compilationConfig": {"mode": 3, "cudagraph_capture_sizes": [1, 2]},
+    "hfOverrides": {"architectures": ["X"], "note": "50% of $x\n"},
+    "shutdownTimeout": 30,
+}
+
+QUESTIONS = """
+import json, sys, typing
+from vllm import envs
+from vllm.config.lora import LoRAConfig, MaxLoRARanks
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+import huggingface_hub, importlib.util, os
+
+asked = json.load(sys.stdin)
+parser = make_arg_parser(FlexibleArgumentParser())
+
+def parsed(argv):
+    found = vars(parser.parse_args(argv))
+    found["lora_modules"] = [vars(module) for module in found["lora_modules"] or []]
+    found["compilation_config"] = {
+        name: getattr(found["compilation_config"], name) for name in ("mode", "cudagraph_capture_sizes")
+    }
+    plain = (str, int, float, list, dict, type(None))
+    return {name: value for name, value in found.items() if isinstance(value, plain)}
+
+def refused(argv):
+    try:
+        parser.parse_args(argv)
+    except SystemExit:
+        return True
+    return False
+
+def token_of(name):
+    os.environ[name] = "secret"
+    try:
+        return huggingface_hub.get_token()
+    finally:
+        del os.environ[name]
+
+def cpu_loras(count, slots):
+    try:
+        return LoRAConfig(max_loras=slots, max_cpu_loras=count).max_cpu_loras
+    except ValueError as error:
+        return str(error)
+
+flags = {flag.removeprefix("--"): action for action in parser._actions for flag in action.option_strings}
+answers = {
+    "ranks": typing.get_args(MaxLoRARanks),
+    "parsed": [parsed(argv) for argv in asked["argvs"]],
+    "flags": sorted(flags),
+    "json lists": sorted(n for n, a in flags.items() if a.type is json.loads and isinstance(a.default, list)),
+    "repeated": sorted(n for n, a in flags.items() if type(a).__name__ == "_AppendAction"),
+    "unknown flag refused": refused(["--no-such-flag"]),
+    "rank 48 refused": refused(["--max-lora-rank", "48"]),
+    "module": importlib.util.find_spec(asked["module"]) is not None,
+    "variables": sorted(envs.environment_variables),
+    "tokens": {name: token_of(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")},
+    "fewer cpu loras": cpu_loras(2, 3),
+    "runtime updating": envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING,
+}
+print("ANSWERS " + json.dumps(answers))
+"""
+
+
+def plan(options: EngineOptions, adapters: list[PlannedAdapter], aliases: list[str]) -> EnginePlan:
+    return plan_engine(BASE, PYTHON, adapters, aliases, options, blob_path)
+
+
+PLANS = {
+    "base": plan(EngineOptions(port=8000), [], []),
+    "alias": plan(EngineOptions(port=8000), [], ["z", "plain"]),
+    "adapters": plan(EngineOptions(port=8001, listen="0.0.0.0", max_model_len=256, dtype="bfloat16"), ADAPTERS, ["z"]),
+    "everything": plan(EngineOptions(port=8000, gpu_memory_utilization=0.9, args=ARGS), ADAPTERS, []),
+}
+
+
+@pytest.fixture(scope="module")
+def vllm() -> dict[str, Any]:
+    asked = {"argvs": [found.argv[3:] for found in PLANS.values()], "module": SERVER_MODULE}
+    said = call(
+        *("run", "--rm", "--interactive", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=8192:8192"),
+        *(SANDBOX_IMAGE, PYTHON, "-c", QUESTIONS),
+        stdin=json.dumps(asked),
+    )
+    (answers,) = [line for line in said.splitlines() if line.startswith("ANSWERS ")]
+    found: dict[str, Any] = json.loads(answers.removeprefix("ANSWERS "))
+    return found
+
+
+@pytest.fixture(scope="module")
+def parsed(vllm: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return dict(zip(PLANS, vllm["parsed"], strict=True))
+
+
+def test_the_ranks(vllm: dict[str, Any]) -> None:
+    assert tuple(vllm["ranks"]) == LEGAL_RANKS
+    assert vllm["rank 48 refused"]
+
+
+def test_the_flags_are_those_we_name(vllm: dict[str, Any]) -> None:
+    flags = set(vllm["flags"])
+    assert set(OWNED_FLAGS) - flags == set()
+    assert set(NO_SUCH_FLAGS) & flags == set()
+    assert set(vllm["json lists"]) == JSON_LIST_FLAGS
+    assert set(vllm["repeated"]) == REPEATED_FLAGS
+    assert vllm["unknown flag refused"]
+
+
+def test_no_flag_of_the_users_is_taken_for_a_beginning_of_ours(vllm: dict[str, Any]) -> None:
+    ours = {*OWNED_FLAGS, *NO_SUCH_FLAGS}
+    assert {flag for flag in vllm["flags"] if flag not in ours and any(own.startswith(flag) for own in ours)} == set()
+
+
+def test_the_module_and_the_variables_exist(vllm: dict[str, Any]) -> None:
+    assert vllm["module"]
+    of_vllm = {"VLLM_NO_USAGE_STATS", *(name for name in (*SECRET_ENVIRONMENT, *OWNED_ENVIRONMENT) if "VLLM" in name)}
+    assert of_vllm - set(vllm["variables"]) == set()
+    of_the_hub = {name for name in SECRET_ENVIRONMENT if not name.startswith("VLLM_")}
+    assert vllm["tokens"] == dict.fromkeys(of_the_hub, "secret")
+    assert vllm["runtime updating"] is False
+
+
+def test_fewer_cpu_loras_than_slots_are_refused(vllm: dict[str, Any]) -> None:
+    assert "max_cpu_loras (2) must be >= max_loras (3)" in vllm["fewer cpu loras"]
+
+
+def test_a_base_alone(parsed: dict[str, dict[str, Any]]) -> None:
+    found = parsed["base"]
+    assert (found["model"], found["served_model_name"]) == (BASE, [BASE])
+    assert (found["host"], found["port"], found["enable_lora"], found["lora_modules"]) == ("127.0.0.1", 8000, None, [])
+    assert found["model_tag"] is None
+
+
+def test_other_names_of_the_base(parsed: dict[str, dict[str, Any]]) -> None:
+    assert parsed["alias"]["served_model_name"] == [BASE, "plain", "z"]
+
+
+@pytest.mark.parametrize("case", ["adapters", "everything"])
+def test_adapters(parsed: dict[str, dict[str, Any]], case: str) -> None:
+    found = parsed[case]
+    assert found["lora_modules"] == [
+        {"name": adapter.id, "path": blob_path(adapter.digest), "base_model_name": BASE, "is_3d_lora_weight": False}
+        for adapter in ADAPTERS
+    ]
+    wanted = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 64, "max_cpu_loras": 3}
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_options_with_a_key_of_their_own(parsed: dict[str, dict[str, Any]]) -> None:
+    wanted = {"host": "0.0.0.0", "port": 8001, "max_model_len": 256, "dtype": "bfloat16"}
+    assert {name: parsed["adapters"][name] for name in wanted} == wanted
+    assert parsed["everything"]["gpu_memory_utilization"] == 0.9
+
+
+def test_arguments_of_the_user(parsed: dict[str, dict[str, Any]]) -> None:
+    found = parsed["everything"]
+    wanted = {
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "max_num_seqs": 16,
+        "seed": -1,
+        "cpu_offload_gb": 0.5,
+        "chat_template": "--{{ a_b.c }} -O",
+        "allowed_origins": ["https://a", "*"],
+        "middleware": ["a.B", "c_d.E"],
+        "lora_target_modules": ["q_proj", "v_proj"],
+        "cudagraph_capture_sizes": [1, 2],
+        "compilation_config": {"mode": 3, "cudagraph_capture_sizes": [1, 2]},
+        "hf_overrides": {"architectures": ["X"], "note": "50% of $x\n"},
+        "shutdown_timeout": 30,
+        "model_tag": None,
+    }
+    assert {name: found[name] for name in wanted} == wanted
