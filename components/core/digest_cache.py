@@ -34,8 +34,8 @@ KEYS_PER_QUERY = 500
 ROWS_KEPT = 100_000
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS digests (
-    rules TEXT NOT NULL, directory TEXT NOT NULL, fingerprint TEXT NOT NULL, facts TEXT NOT NULL, seal TEXT NOT NULL,
+CREATE TABLE IF NOT EXISTS bundles (
+    rules TEXT NOT NULL, directory TEXT NOT NULL, facts TEXT NOT NULL, seal TEXT NOT NULL,
     UNIQUE (rules, directory)
 )
 """
@@ -146,14 +146,13 @@ class DigestCache:
                 wanted = {sight.key: sight.fingerprint for sight in sights[start : start + KEYS_PER_QUERY]}
                 marks = ",".join("?" * len(wanted))
                 rows: Iterable[tuple[object, ...]] = database.execute(
-                    f"SELECT directory, fingerprint, facts, seal FROM digests"
-                    f" WHERE rules = ? AND directory IN ({marks})",
+                    f"SELECT directory, facts, seal FROM bundles WHERE rules = ? AND directory IN ({marks})",
                     (_rules(), *wanted),
                 )
-                for key, fingerprint, facts, seal in rows:
-                    if not (isinstance(key, str) and isinstance(facts, str)):
+                for key, facts, seal in rows:
+                    if not (isinstance(key, str) and isinstance(facts, str) and key in wanted):
                         continue
-                    if fingerprint == wanted.get(key) and seal == _seal(key, wanted[key], facts):
+                    if seal == _seal(key, wanted[key], facts):
                         found[key] = _facts_from_json(facts)
             return found
 
@@ -166,11 +165,11 @@ class DigestCache:
                 if isinstance(entry.answer, BundleFacts):
                     sight, text = entry.sight, json.dumps(asdict(entry.answer))
                     seal = _seal(sight.key, sight.fingerprint, text)
-                    rows.append((_rules(), sight.key, sight.fingerprint, text, seal))
+                    rows.append((_rules(), sight.key, text, seal))
             with database:
-                database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", rows)
+                database.executemany("INSERT OR REPLACE INTO bundles VALUES (?, ?, ?, ?)", rows)
                 database.execute(
-                    "DELETE FROM digests WHERE rowid <= (SELECT max(rowid) FROM digests) - ?", (ROWS_KEPT,)
+                    "DELETE FROM bundles WHERE rowid <= (SELECT max(rowid) FROM bundles) - ?", (ROWS_KEPT,)
                 )
 
         if entries:
@@ -262,5 +261,5 @@ def _facts_from_json(text: str) -> BundleFacts:
 
 
 def _seal(key: str, fingerprint: str, facts: str) -> str:
-    """Over a whole row: a damaged page must not become a wrong digest."""
+    """What makes facts true: the rules, the directory and its files as they were. A damaged row has another seal."""
     return hashlib.sha256(json.dumps([_rules(), key, fingerprint, facts]).encode("ascii")).hexdigest()

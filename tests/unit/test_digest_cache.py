@@ -194,6 +194,16 @@ def test_a_link_that_leads_elsewhere_is_noticed(cache: DigestCache, adapter: Pat
     assert second.digest == plain_digest(adapter) != first.digest
 
 
+def test_the_real_path_counts_even_where_all_else_is_equal(cache: DigestCache, adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").rename(adapter / "one")
+    (adapter / "two").hardlink_to(adapter / "one")
+    (adapter / "adapter_model.safetensors").symlink_to("one")
+    cache.describe(adapter)
+    (adapter / "adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.safetensors").symlink_to("two")
+    assert not is_hit(cache, adapter)
+
+
 def test_a_second_weights_file_is_noticed(cache: DigestCache, adapter: Path) -> None:
     cache.describe(adapter)
     (adapter / "adapter_model.bin").touch()
@@ -369,7 +379,7 @@ def test_the_database_does_not_grow_without_end(
     for number in range(5):
         cache.describe(write_adapter(tmp_path / str(number)))
     with closing(sqlite3.connect(tmp_path / "cache" / "digests.sqlite3")) as database:
-        kept = [row[0] for row in database.execute("SELECT directory FROM digests ORDER BY rowid")]
+        kept = [row[0] for row in database.execute("SELECT directory FROM bundles ORDER BY rowid")]
     assert kept == [f'"{tmp_path}/{number}"' for number in (2, 3, 4)]
 
 
@@ -420,23 +430,23 @@ def test_damage_anywhere_never_gives_a_wrong_answer(cache: DigestCache, adapter:
 def test_a_forged_digest_in_a_sound_database_is_not_believed(cache: DigestCache, adapter: Path, tmp_path: Path) -> None:
     right = cache.describe(adapter)
     with closing(sqlite3.connect(tmp_path / "cache" / "digests.sqlite3")) as database, database:
-        changed = database.execute("UPDATE digests SET facts = replace(facts, ?, ?)", (right.digest[-8:], "0" * 8))
+        changed = database.execute("UPDATE bundles SET facts = replace(facts, ?, ?)", (right.digest[-8:], "0" * 8))
         assert changed.rowcount == 1
     assert cache.describe(adapter) == right
 
 
 @pytest.mark.parametrize("value", [None, 7, b"\xff", "text"])
-@pytest.mark.parametrize("column", ["directory", "fingerprint", "facts", "seal"])
+@pytest.mark.parametrize("column", ["directory", "facts", "seal"])
 def test_odd_values_are_not_believed(
     cache: DigestCache, adapter: Path, tmp_path: Path, column: str, value: object
 ) -> None:
     right = cache.describe(adapter)
     path = tmp_path / "cache" / "digests.sqlite3"
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute("ALTER TABLE digests RENAME TO sound")
-        database.execute("CREATE TABLE digests (rules, directory, fingerprint, facts, seal, UNIQUE(rules, directory))")
-        database.execute("INSERT INTO digests SELECT * FROM sound")
-        database.execute(f"UPDATE digests SET {column} = ?", (value,))
+        database.execute("ALTER TABLE bundles RENAME TO sound")
+        database.execute("CREATE TABLE bundles (rules, directory, facts, seal, UNIQUE(rules, directory))")
+        database.execute("INSERT INTO bundles SELECT * FROM sound")
+        database.execute(f"UPDATE bundles SET {column} = ?", (value,))
     assert cache.describe(adapter) == right
 
 
@@ -451,7 +461,7 @@ def file_above(path: Path) -> None:
 def other_table(path: Path) -> None:
     path.parent.mkdir()
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute("CREATE TABLE digests (something)")
+        database.execute("CREATE TABLE bundles (something)")
 
 
 def locked(path: Path) -> None:
