@@ -95,7 +95,7 @@ await_jobs() {
       fi
     done
     JOBS="$rest"
-    [ -z "$JOBS" ] || sleep 1
+    [ -z "$JOBS" ] || sleep 0.5
   done
 }
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,14 @@ RECORD = '#!/bin/sh\necho "${0##*/} $*" >>"$CALLS"\n'
 PYTHON = '#!/bin/sh\n[ "$1" = -c ] && echo 3.11.0 && exit\necho "python $*" >>"$CALLS"\nexit "${PYTHON_EXIT:-0}"\n'
 LINTER = RECORD + 'exit "${LINT_EXIT:-0}"\n'
 PULUMI = RECORD + '[ "$1" != version ] || echo "v$PULUMI_SAYS"\n[ "$1" != plugin ]\n'
+BUILD_IMAGES = (
+    RECORD
+    + """[ -z "${IMAGES_FAIL_AFTER:-}" ] && exit
+until [ -s "$IMAGES_FAIL_AFTER" ]; do sleep 0.1; done
+echo "no space left"
+exit 1
+"""
+)
 UV = (
     RECORD
     + """case "$1" in
@@ -41,7 +50,8 @@ esac
 )
 GO = (
     RECORD
-    + """[ -z "${GO_FAILS:-}" ] || [ "$3" != build ] || { echo "go: no such module"; exit 1; }
+    + """[ -z "${GO_HANGS:-}" ] || [ "$3" != build ] || { echo $$ >"$GO_HANGS"; exec sleep 60; }
+[ -z "${GO_FAILS:-}" ] || [ "$3" != build ] || { echo "go: no such module"; exit 1; }
 case "$1 $3" in
 "env ") echo go99.0.0 ;;
 *list) echo "$SDK" ;;
@@ -104,6 +114,7 @@ def machine(tmp_path: Path) -> Machine:
     plugin = made.root / "bootstrap/command-plugin"
     plugin.mkdir(exist_ok=True)
     (plugin / "main.go").write_text("package main\n", encoding="utf-8")
+    made.fake("build.sh", BUILD_IMAGES, at=made.root / "bootstrap/sandbox")
     made.fake("pulumi-language-python-exec", "#!/bin/sh\n", at=made.home / "sdk/python/cmd")
     made.fake("pulumi-resource-pulumi-python", "#!/bin/sh\n", at=made.home / "sdk/python/dist")
     made.fake("pulumi", PULUMI.replace("$PULUMI_SAYS", PULUMI_VERSION), at=made.home / "fakes")
@@ -197,9 +208,10 @@ def test_a_refused_download_is_tried_again_after_a_day_or_when_told_to(machine: 
     machine.dev("setup")
     assert machine.calls().count(install) == 0
     refusal = machine.cache / "refused/command-plugin"
-    os.utime(refusal, (refusal.stat().st_mtime - 86_500,) * 2)
-    machine.dev("setup")
-    assert machine.calls().count(install) == 1
+    for hours, asked in ((23, 0), (25, 1)):
+        os.utime(refusal, (time.time() - hours * 3600,) * 2)
+        machine.dev("setup")
+        assert machine.calls().count(install) == asked
 
 
 def test_what_the_machine_has_is_used(machine: Machine) -> None:
@@ -283,3 +295,39 @@ def test_a_lint_that_fails_stops_before_the_tests(machine: Machine) -> None:
     result = machine.dev("test", "--fast", LINT_EXIT="1")
     assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "error: lint failed; see above")
     assert [call for call in machine.calls() if call.startswith("python")] == []
+
+
+def test_demo_makes_tools_and_image_and_hands_over(machine: Machine) -> None:
+    result = machine.dev("demo", "--keep", PYTHON_EXIT="4")
+    assert result.returncode == 4, result.stderr
+    calls = machine.calls()
+    assert "build.sh sandbox" in calls
+    assert calls[-1] == "python -m bootstrap.demo up --keep"
+
+
+def test_test_makes_every_image_and_runs_every_test(machine: Machine) -> None:
+    for name in ("strace", "sshd"):
+        machine.fake(name, "#!/bin/sh\n")
+    result = machine.dev("test", "-k", "some")
+    assert result.returncode == 0, result.stderr
+    calls = machine.calls()
+    assert "build.sh pod standin sandbox" in calls
+    assert calls[-1] == "python -m pytest -k some"
+
+
+def test_an_image_that_cannot_be_made_stops_the_other_build(machine: Machine, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    result = machine.dev("demo", GO_HANGS=str(pid), IMAGES_FAIL_AFTER=str(pid))
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-4:] == [
+        f"the last lines of {machine.cache}/logs/images.log:",
+        "no space left",
+        "error: the images could not be made",
+        "error: setting up failed; see above",
+    ]
+    # The signal has been sent; that it has arrived is awaited.
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(int(pid.read_text(encoding="utf-8")), 0)
+            time.sleep(0.05)
+    assert [call for call in machine.calls() if call.startswith("python -m")] == []
