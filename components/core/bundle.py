@@ -59,15 +59,14 @@ def bundle_size(members: Sequence[Member]) -> int:
     return sum(BLOCK + member.size + _padding(member.size) for member in members) + len(END_OF_ARCHIVE)
 
 
-def stream_bundle(members: Sequence[Member], chunk: int = CHUNK, offset: int = 0) -> Generator[bytes, None, None]:
-    """The tar's bytes from ``offset`` on, in pieces of at most ``chunk`` bytes (headers are 512) that may be kept.
+def stream_bundle(members: Sequence[Member], chunk: int = CHUNK) -> Generator[bytes, None, None]:
+    """The tar's bytes in pieces of at most ``chunk`` bytes (headers are 512) that may be kept.
 
     Raises:
         UserError: a file cannot be read, or changed while it was being read.
     """
-    for piece in _pieces(members, chunk, offset):
-        if piece:
-            yield bytes(piece)
+    for piece in _pieces(members, chunk):
+        yield bytes(piece)
 
 
 def digest_bundle(members: Sequence[Member]) -> str:
@@ -77,7 +76,7 @@ def digest_bundle(members: Sequence[Member]) -> str:
         UserError: a file cannot be read, or changed while it was being read.
     """
     sha256 = hashlib.sha256()
-    for piece in _pieces(members, CHUNK, 0):
+    for piece in _pieces(members, CHUNK):
         sha256.update(piece)
     return f"sha256:{sha256.hexdigest()}"
 
@@ -117,32 +116,25 @@ def _changed(path: Path) -> UserError:
     return UserError(f"{shown_path(path)}: changed while it was being read; run again when nothing writes to it.")
 
 
-def _pieces(members: Sequence[Member], chunk: int, offset: int) -> Iterator[bytes | memoryview]:
-    """The tar from ``offset`` on. A piece of a file is a view into one buffer, valid until the next piece."""
-    if not 0 <= offset <= bundle_size(members):
-        raise ValueError(f"offset {offset} lies outside a bundle of {bundle_size(members)} bytes")
+def _pieces(members: Sequence[Member], chunk: int) -> Iterator[bytes | memoryview]:
+    """The tar. A piece of a file is a view into one buffer, valid until the next piece."""
     buffer = memoryview(bytearray(chunk))
     for member in members:
-        header = ustar_header(member.name, member.size)
-        yield header[offset:]
-        offset = max(0, offset - len(header))
-        if offset < member.size or member.size == 0:
-            yield from _file_pieces(member, buffer, offset)
-        offset = max(0, offset - member.size)
-        yield bytes(_padding(member.size))[offset:]
-        offset = max(0, offset - _padding(member.size))
-    yield END_OF_ARCHIVE[offset:]
+        yield ustar_header(member.name, member.size)
+        yield from _file_pieces(member, buffer)
+        if padding := _padding(member.size):
+            yield bytes(padding)
+    yield END_OF_ARCHIVE
 
 
-def _file_pieces(member: Member, buffer: memoryview, offset: int) -> Iterator[memoryview]:
+def _file_pieces(member: Member, buffer: memoryview) -> Iterator[memoryview]:
     place = shown_path(member.path)
     with open_regular(member.path, place) as stream:
         try:
             before = os.fstat(stream.fileno())
             if before.st_size != member.size:
                 raise _changed(member.path)
-            stream.seek(offset)
-            left = member.size - offset
+            left = member.size
             while left > 0:
                 count = stream.readinto(buffer[: min(left, len(buffer))])
                 if not count:

@@ -98,10 +98,9 @@ contents = st.sampled_from([0, 1, 511, 512, 513, 1023, 1024, 1025]).flatmap(
 @given(
     files=st.lists(contents, max_size=3),
     chunk=st.integers(1, 700) | st.just(1024 * 1024),
-    cut=st.floats(0, 1),
 )
 def test_tarfile_reads_back_what_was_streamed(
-    tmp_path_factory: pytest.TempPathFactory, files: list[bytes], chunk: int, cut: float
+    tmp_path_factory: pytest.TempPathFactory, files: list[bytes], chunk: int
 ) -> None:
     members = members_with(tmp_path_factory.mktemp("files"), *files)
     data = b"".join(stream_bundle(members, chunk=chunk))
@@ -110,29 +109,6 @@ def test_tarfile_reads_back_what_was_streamed(
     assert read_back == files
     assert len(data) == bundle_size(members)
     assert digest_bundle(members) == f"sha256:{hashlib.sha256(data).hexdigest()}"
-    offset = round(cut * len(data))
-    assert b"".join(stream_bundle(members, chunk=chunk, offset=offset)) == data[offset:]
-
-
-def test_every_offset_resumes(tmp_path: Path) -> None:
-    members = members_with(tmp_path, b"a" * 3, b"", b"b" * 512)
-    data = b"".join(stream_bundle(members))
-    assert [
-        offset for offset in range(len(data) + 1) if b"".join(stream_bundle(members, 7, offset)) != data[offset:]
-    ] == []
-
-
-@pytest.mark.parametrize("offset", [-1, 1025])
-def test_an_offset_outside_is_a_programming_error(offset: int) -> None:
-    with pytest.raises(ValueError, match=f"^offset {offset} lies outside a bundle of 1024 bytes$"):
-        list(stream_bundle([], offset=offset))
-
-
-def test_resuming_does_not_open_what_is_already_there(tmp_path: Path) -> None:
-    members = members_with(tmp_path, b"a" * 1000, b"b" * 10)
-    data = b"".join(stream_bundle(members))
-    members[0].path.unlink()
-    assert b"".join(stream_bundle(members, offset=512 + 1000)) == data[512 + 1000 :]
 
 
 def test_pieces_may_be_kept(tmp_path: Path) -> None:

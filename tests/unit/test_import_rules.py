@@ -1,0 +1,215 @@
+"""Who may import what: dependencies point one way, and every outside library has one owner."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Every module belongs to the layer with the longest matching name; a layer may import itself, and these.
+ALLOWED: Mapping[str, frozenset[str]] = {
+    "__main__": frozenset({"components.deployment", "components.settings", "components.core"}),
+    "components.deployment": frozenset(
+        {
+            "components.engine",
+            "components.bundles",
+            "components.pods",
+            "components.settings",
+            "components.core",
+        }
+    ),
+    "components.engine": frozenset(
+        {
+            "components.pods",
+            "components.remote",
+            "components.render",
+            "components.settings",
+            "components.core",
+        }
+    ),
+    "components.bundles": frozenset(
+        {
+            "components.pods",
+            "components.remote",
+            "components.ssh",
+            "components.settings",
+            "components.core",
+        }
+    ),
+    "components.pods": frozenset({"components.remote", "components.settings", "components.core"}),
+    "components.remote": frozenset({"components.on_pod.boot", "components.core"}),
+    "components.render": frozenset({"components.core"}),
+    "components.settings": frozenset({"components.core"}),
+    "components.ssh": frozenset({"components.core"}),
+    "components.core": frozenset(),
+    # podctl travels to the pod as text: nobody imports it.
+    "components.on_pod": frozenset(),
+    "components.on_pod.boot": frozenset(),
+}
+
+# Names from outside, and the only modules that may use them.
+OWNERS: Mapping[str, frozenset[str]] = {
+    "pulumi.Config": frozenset({"components.settings"}),
+    "pulumi_command": frozenset({"components.remote"}),
+    "jinja2": frozenset({"components.render"}),
+    "asyncssh": frozenset({"components.ssh"}),
+    "yaml": frozenset({"components.settings"}),
+    "boto3": frozenset(),
+    "botocore": frozenset(),
+    "peft": frozenset(),
+    "safetensors": frozenset(),
+    "torch": frozenset(),
+    "transformers": frozenset(),
+    "vllm": frozenset(),
+}
+
+NETWORK = frozenset({"asyncio", "ftplib", "http", "smtplib", "socket", "socketserver", "ssl", "urllib", "xmlrpc"})
+NEVER_LOADED = frozenset({"boto3", "botocore", "moto", "peft", "torch", "transformers", "vllm"})
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    tree: ast.Module
+    is_package: bool
+
+
+def module_at(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    is_package = parts[-1] == "__init__"
+    name = ".".join(parts[:-1] if is_package else parts)
+    return Module(name, ast.parse(path.read_bytes(), filename=str(path)), is_package)
+
+
+MODULES = [module_at(path) for path in (ROOT / "__main__.py", *sorted((ROOT / "components").rglob("*.py")))]
+
+
+def imported(module: Module) -> Iterator[str]:
+    """Full names of what a module imports, wherever the statement stands: ``a.b`` for both ways to write it."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if node.level:
+                package = module.name.split(".")[: None if module.is_package else -1]
+                package = package[: len(package) - node.level + 1]
+                source = ".".join([*package, *([source] if source else [])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def used(module: Module) -> set[str]:
+    """What is imported, and the attributes used of imported modules (``pulumi.Config``)."""
+    names = set(imported(module))
+    bound = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            bound.update({alias.asname or alias.name: alias.name for alias in node.names})
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
+            names.add(f"{bound[node.value.id]}.{node.attr}")
+    return names
+
+
+def is_within(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.")
+
+
+def layer_of(name: str) -> str | None:
+    layers = [layer for layer in ALLOWED if is_within(name, layer)]
+    return max(layers, key=len, default=None)
+
+
+def own_imports(module: Module) -> Iterator[str]:
+    yield from (name for name in imported(module) if is_within(name, "components"))
+
+
+def foreign_roots(module: Module) -> set[str]:
+    return {name.split(".")[0] for name in imported(module) if not is_within(name, "components")}
+
+
+def test_the_table_points_one_way() -> None:
+    TopologicalSorter(ALLOWED).prepare()
+
+
+def test_every_module_has_a_layer() -> None:
+    packages = {"components"}
+    assert [m.name for m in MODULES if m.name not in packages and layer_of(m.name) is None] == []
+
+
+def test_dependencies_point_one_way() -> None:
+    wrong = []
+    for module in MODULES:
+        layer = layer_of(module.name)
+        for name in own_imports(module):
+            target = layer_of(name)
+            if layer and target != layer and target not in ALLOWED[layer]:
+                wrong.append(f"{module.name} imports {name}")
+    assert wrong == []
+
+
+def test_outside_libraries_have_one_owner() -> None:
+    wrong = [
+        f"{module.name} uses {name}"
+        for module in MODULES
+        for name in sorted(used(module))
+        for outside, owners in OWNERS.items()
+        if is_within(name, outside) and module.name not in owners
+    ]
+    assert wrong == []
+
+
+def test_core_is_pure() -> None:
+    pure = sys.stdlib_module_names - NETWORK - {"subprocess"}
+    wrong = {m.name: sorted(foreign_roots(m) - pure) for m in MODULES if layer_of(m.name) == "components.core"}
+    assert {name: roots for name, roots in wrong.items() if roots} == {}
+
+
+def test_what_runs_on_the_pod_needs_nothing_but_python() -> None:
+    on_pod = [module for module in MODULES if is_within(module.name, "components.on_pod")]
+    foreign = {m.name: sorted(foreign_roots(m) - sys.stdlib_module_names) for m in on_pod}
+    assert {name: roots for name, roots in foreign.items() if roots} == {}
+    assert [name for m in on_pod for name in own_imports(m)] == []
+
+
+def test_the_program_starts_without_heavy_libraries() -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import json, sys, components.deployment; print(json.dumps(sorted(sys.modules)))"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert {name.split(".")[0] for name in json.loads(loaded.stdout)} & NEVER_LOADED == set()
+
+
+# --- the rules' own eyes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "names"),
+    [
+        ("components.a", "import x.y, z as q", {"x.y", "z"}),
+        ("components.a", "from x import y as q, z", {"x.y", "x.z"}),
+        ("components.a", "def f():\n    import x", {"x"}),
+        ("components.a.b", "from . import c\nfrom ..d import e", {"components.a.c", "components.d.e"}),
+        ("components.a.b", "from .f import g", {"components.a.f.g"}),
+        ("components.a", "import pulumi as p\np.Config()", {"pulumi", "pulumi.Config"}),
+        ("components.a", "from pulumi import Config", {"pulumi.Config"}),
+        ("components.a", "import pulumi\n'pulumi.Config'", {"pulumi"}),
+    ],
+)  # fmt: skip
+def test_what_is_seen(name: str, source: str, names: set[str]) -> None:
+    assert used(Module(name, ast.parse(source), is_package=False)) == names
+
+
+def test_a_package_sees_itself() -> None:
+    package = Module("components.a", ast.parse("from . import b"), is_package=True)
+    assert list(imported(package)) == ["components.a.b"]
