@@ -43,7 +43,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.core",
         }
     ),
-    "components.pods": frozenset({"components.remote", "components.settings", "components.core"}),
+    "components.pods": frozenset({"components.remote", "components.ssh", "components.settings", "components.core"}),
     "components.remote": frozenset({"components.on_pod.boot", "components.core"}),
     "components.render": frozenset({"components.core"}),
     "components.settings": frozenset({"components.core"}),
