@@ -131,7 +131,7 @@ async def _send(props: Mapping[str, Any], settings: Settings) -> None:
     wanted: Mapping[str, str] = props["bundles"]
     sizes = {digest: int(size) for digest, size in props["sizes"].items()}
     described = props["connection"]
-    address = Address(described["address"], int(described["port"]), described["user"], described["hostKey"])
+    address = Address.of(described)
 
     def line(verb: str) -> str:
         return podctl_line(address.user, verb)

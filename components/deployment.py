@@ -14,7 +14,7 @@ from components.core.errors import UserError
 from components.core.naming import engine_key
 from components.engine import VllmEngine, plan_of
 from components.pods.gpu_pod import GpuPod
-from components.settings import Pod, RawConfig, Settings, SettingsError, parse
+from components.settings import Pod, RawConfig, Settings, SettingsError, parse, secrecy_faults
 
 
 class Described:
@@ -30,6 +30,7 @@ class Described:
     def __init__(self, config: RawConfig) -> None:
         """Raises SettingsError with every fault of the file, of the adapters and of the plans together."""
         settings, faults = parse(config)
+        faults += secrecy_faults(config)
         with_adapters = [model for model in settings.models if model.adapter]
         directories = [settings.adapter_directory(model) for model in with_adapters]
         bundles: dict[str, BundleFacts] = {}

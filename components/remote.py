@@ -22,15 +22,18 @@ from pulumi_command import remote
 from components.core.naming import podctl_path
 from components.on_pod.boot import BOOT
 
-# A sshd that is still booting is waited for, about 90 s with the plugin's own growing pauses; a machine that
-# swallows packets costs DIAL_ATTEMPTS * DIAL_SECONDS at most.
-DIAL_ATTEMPTS = 15
+# Pods were reached before (pods/reach.py), so this is for a connection lost since: about five seconds of the plugin's
+# own growing pauses, and DIAL_SECONDS an attempt more where a machine swallows packets.
+DIAL_ATTEMPTS = 8
 DIAL_SECONDS = 10
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How a pod is reached. `credential` says where the private key is found; it is no secret itself."""
+    """How a pod is reached. `host_key` is the pinned one, `plugin_host_key` what the command plugin is shown.
+
+    `credential` says where the private key is found; it is no secret itself.
+    """
 
     address: str
     port: pulumi.Input[int]
@@ -38,6 +41,7 @@ class Connection:
     host_key: str
     credential: str
     private_key: pulumi.Output[str]
+    plugin_host_key: pulumi.Input[str] | None = None
 
     def described(self) -> dict[str, pulumi.Input[Any]]:
         """All of it but the key, for inputs of the resources that reach the pod by themselves."""
@@ -62,8 +66,12 @@ def podctl_sha256() -> str:
 
 def podctl_line(user: str, verb: str, arguments: Sequence[str] = ()) -> str:
     """The shell line that calls the podctl which `prepare` put on the pod; other users than root go through sudo."""
-    words = ["python3", podctl_path(podctl_sha256()), verb, *arguments]
-    return _shell(user, words)
+    return _shell(user, ["python3", podctl_path(podctl_sha256()), verb, *arguments])
+
+
+def _undo_line(user: str, verb: str, arguments: Sequence[str]) -> str:
+    """Like `podctl_line`; a machine that has no podctl (any more) has nothing of ours to undo."""
+    return f"[ ! -e {shlex.quote(podctl_path(podctl_sha256()))} ] || {podctl_line(user, verb, arguments)}"
 
 
 def _shell(user: str, words: Sequence[str]) -> str:
@@ -77,7 +85,7 @@ def pod_command(
     verb: str,
     document: pulumi.Input[Mapping[str, Any]],
     *,
-    undo: tuple[str, Sequence[str]] | None,
+    undo: tuple[str, Sequence[str]],
     opts: pulumi.ResourceOptions,
     secret: bool = False,
     logged: bool = True,
@@ -116,7 +124,7 @@ def _command(
     connection: Connection,
     text: str,
     document: pulumi.Input[Mapping[str, Any]],
-    undo: tuple[str, Sequence[str]] | None,
+    undo: tuple[str, Sequence[str]],
     opts: pulumi.ResourceOptions,
     secret: bool,
     logged: bool,
@@ -128,13 +136,13 @@ def _command(
             host=connection.address,
             port=connection.port,
             user=connection.user,
-            host_key=connection.host_key,
+            host_key=connection.plugin_host_key or connection.host_key,
             private_key=connection.private_key,
             dial_error_limit=DIAL_ATTEMPTS,
             per_dial_timeout=DIAL_SECONDS,
         ),
         create=text,
-        delete=podctl_line(connection.user, *undo) if undo else None,
+        delete=_undo_line(connection.user, *undo),
         stdin=_secret(stdin) if secret else stdin,
         add_previous_output_in_env=False,
         logging=remote.Logging.STDERR if logged else remote.Logging.NONE,

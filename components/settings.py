@@ -28,6 +28,7 @@ MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MODEL_ID_LENGTH = 96
 SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
 SANDBOX_PYTHON = "/opt/vllm/bin/python"
+SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -232,12 +233,6 @@ def load(config: RawConfig) -> Settings:
 def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     """Like `load`, with the faults returned, so that a caller can add what it finds before it raises them."""
     faults: list[str] = []
-    for key in ("pods", "models"):
-        if pulumi.runtime.is_config_secret(f"{PROJECT}:{key}"):
-            faults.append(
-                f"{key}: holds a `secure:` value, which would make all of it unreadable in previews; secrets have "
-                f"their own keys: {PROJECT}:sshPrivateKey, {PROJECT}:apiKey, {PROJECT}:hfToken"
-            )
     pods = list(_items(config.get("pods"), "pods", Pod, faults))
     models = list(_items(config.get("models"), "models", Model, faults))
     if not pods and not faults:
@@ -260,6 +255,24 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
         },
     )
     return settings, faults
+
+
+def secrecy_faults(config: RawConfig) -> list[str]:
+    """What is encrypted in the stack file and should not be, and the reverse. Only the program can tell."""
+    faults = []
+    for key in ("pods", "models"):
+        if pulumi.runtime.is_config_secret(f"{PROJECT}:{key}"):
+            faults.append(
+                f"{key}: holds a `secure:` value, which would make all of it unreadable in previews; secrets have "
+                f"their own keys: {', '.join(SECRETS)}"
+            )
+    for key in SECRETS:
+        if config.get(key) and not pulumi.runtime.is_config_secret(f"{PROJECT}:{key}"):
+            faults.append(
+                f"{key}: stands in the stack file for everyone to read; encrypt it: "
+                f"`pulumi config set --secret {key}`, and consider what stood there as known"
+            )
+    return faults
 
 
 def stack_directory(start: Path | None = None) -> Path:

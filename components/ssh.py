@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,13 @@ from components.core.errors import UserError, printable
 # AES-GCM is what two CPUs with AES instructions encrypt fastest: 107-147 MB/s against 45-87 for the default
 # chacha20 on the two cores this was measured on.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "chacha20-poly1305@openssh.com")
-CONNECT_SECONDS = 60
+# golang.org/x/crypto/ssh v0.58.0, common.go: defaultHostKeyAlgos.
+GO_HOST_KEY_ORDER = (
+    *("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+    *("rsa-sha2-256", "rsa-sha2-512", "ssh-rsa", "ssh-ed25519"),
+)
+CONNECT_SECONDS: float = 60
+PAUSE_SECONDS: float = 2
 ATTEMPT_SECONDS = 15
 KEEPALIVE_SECONDS = 15
 
@@ -33,6 +40,11 @@ class Address:
     user: str
     host_key: str
 
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Address:
+        """From the inputs of a resource; numbers come back from Pulumi as floats."""
+        return cls(described["address"], int(described["port"]), described["user"], described["hostKey"])
+
     def __str__(self) -> str:
         return f"{self.user}@{self.address}:{self.port}"
 
@@ -43,6 +55,11 @@ class PodSession:
     def __init__(self, connection: asyncssh.SSHClientConnection, address: Address) -> None:
         self._connection = connection
         self._address = address
+
+    async def run(self, command: str) -> str:
+        """Run a shell line that reads nothing; return what it prints."""
+        done = await self._connection.run(command, check=False, stdin=asyncssh.DEVNULL)
+        return str(done.stdout)
 
     async def call(self, command: str, document: Any) -> dict[str, Any]:
         """Run a verb with a JSON document on standard input; return the JSON line it answers with."""
@@ -75,6 +92,25 @@ class PodSession:
         if not isinstance(answer, dict):
             raise UserError(f"podctl on {self._address} answered with something other than a JSON object")
         return answer
+
+
+async def vouched_host_key(address: Address, private_key: str) -> str:
+    """Log in, seeing the pinned host key, and return the one that a Go client is shown, vouched for by that session.
+
+    Raises UserError where the pod cannot be reached, shows another key, refuses ours, or runs nothing.
+    """
+    async with open_session(address, private_key) as session:
+        listed = await session.run("cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null || true")
+    offered = await asyncssh.get_server_host_key(
+        address.address, address.port, server_host_key_algs=list(GO_HOST_KEY_ORDER), config=None
+    )
+    shown = offered.export_public_key().decode().split()[:2] if offered else []
+    if shown == address.host_key.split() or shown in [line.split()[:2] for line in listed.splitlines()]:
+        return " ".join(shown)
+    raise UserError(
+        f"{address} has another host key beside the pinned one, {printable(shown[0] if shown else 'unknown')}, which "
+        "the command plugin would be shown and which is not in its /etc/ssh: pin that one instead"
+    )
 
 
 async def _read_all(process: asyncssh.SSHClientProcess[bytes]) -> tuple[bytes, bytes]:
@@ -125,8 +161,9 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey]) -> asyncss
             ) from None
         except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
+                known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)
                 raise UserError(
-                    f"{address} cannot be reached for {CONNECT_SECONDS} s ({printable(error) or 'no answer'}): is the "
-                    "machine up, and its SSH port open to this one?"
+                    f"{address} cannot be reached for {CONNECT_SECONDS} s ({known or 'no answer'}): is the machine up, "
+                    "and its SSH port open to this one?"
                 ) from None
-            await asyncio.sleep(2)
+            await asyncio.sleep(PAUSE_SECONDS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pulumi
 
 from components.pods import host, sandbox
 from components.pods.contract import Machine
+from components.pods.reach import ReachedPod
 from components.remote import boot_command
 from components.settings import Pod, Settings
 
@@ -26,6 +28,9 @@ class GpuPod(pulumi.ComponentResource):
         else:
             assert pod.host is not None, "settings.Pod has exactly one kind"
             self.machine = host.machine(pod.host, pod, settings)
+        reached = ReachedPod(f"{pod.base}-reach", self.machine.connection.described(), self.options(parent=self))
+        connection = replace(self.machine.connection, plugin_host_key=reached.plugin_host_key)
+        self.machine = replace(self.machine, connection=connection)
         self.prepared = boot_command(
             f"{pod.base}-prepare",
             self.machine.connection,

@@ -9,6 +9,7 @@ import pulumi
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 
 from components.deployment import Deployment, Described
+from components.settings import SECRETS
 
 UNKNOWN_PORT = 40022
 
@@ -29,6 +30,8 @@ class Recorder(Mocks):
         outputs = dict(args.inputs)
         if args.typ == "command:remote:Command":
             outputs["stdout"] = '{"revision": 1}'
+        if args.typ.endswith(":ReachedPod"):
+            outputs["plugin_host_key"] = "ecdsa-sha2-nistp256 AAAA"
         if args.typ.endswith(":SandboxContainer"):
             outputs.update(ssh_port=UNKNOWN_PORT, endpoint_port=UNKNOWN_PORT + 1)
         return f"{args.name}-id", outputs
@@ -41,6 +44,9 @@ def register(config: Any, stack: str = "acme") -> tuple[list[Registered], dict[s
     """Everything a stack file registers, sorted by type and name, and what the program exports."""
     recorder = Recorder()
     pulumi.runtime.set_mocks(recorder, project="lora-pods", stack=stack)
+    keys = {f"lora-pods:{key}": str(value) for key, value in config.items()}
+    secret = [f"lora-pods:{key}" for key in SECRETS]
+    pulumi.runtime.set_all_config(keys, secret)
     exported: dict[str, Any] = {}
 
     def run() -> pulumi.Output[None]:

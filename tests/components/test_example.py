@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from components.settings import Model, Pod, load
+from components.settings import SECRETS, Model, Pod, load
 from tests.components.test_settings import PRIVATE_KEY, Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def test_it_and_the_schema_know_the_same_top_level_keys(text: str) -> None:
     schema = yaml.safe_load((ROOT / "Pulumi.yaml").read_text(encoding="utf-8"))["config"]
     shown = set(re.findall(r"^  (?:# )?lora-pods:([A-Za-z]+):", text, flags=re.MULTILINE))
     assert shown == set(schema)
-    assert {key for key, value in schema.items() if value.get("secret")} == {"sshPrivateKey", "apiKey", "hfToken"}
+    assert {key for key, value in schema.items() if value["description"].startswith("Secret")} == set(SECRETS)
 
 
 def test_it_says_what_each_default_is(text: str) -> None:

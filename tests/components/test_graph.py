@@ -12,6 +12,7 @@ import pytest
 
 from components.bundles import AdapterBundleProvider, BundleUploadProvider
 from components.core.digest_cache import DigestCache
+from components.pods.reach import ReachedPodProvider
 from components.pods.sandbox import SandboxContainerProvider
 from tests.components.graph import Registered, register
 from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
@@ -78,18 +79,20 @@ def test_types_and_names(project: Path) -> None:
         ("pulumi-python:dynamic/lora-pods:AdapterBundle", "tiny-v1"),
         ("pulumi-python:dynamic/lora-pods:BundleUpload", "/models/tiny-upload"),
         ("pulumi-python:dynamic/lora-pods:BundleUpload", "org/base-upload"),
+        ("pulumi-python:dynamic/lora-pods:ReachedPod", "/models/tiny-reach"),
+        ("pulumi-python:dynamic/lora-pods:ReachedPod", "org/base-reach"),
         ("pulumi-python:dynamic/lora-pods:SandboxContainer", "lora-pods-acme"),
     ]
 
 
 def test_providers_are_found_by_module_and_name() -> None:
-    found = {f"{kind.__module__}.{kind.__qualname__}" for kind in (AdapterBundleProvider, BundleUploadProvider)}
-    found.add(f"{SandboxContainerProvider.__module__}.{SandboxContainerProvider.__qualname__}")
-    assert found == {
+    kinds = (AdapterBundleProvider, BundleUploadProvider, ReachedPodProvider, SandboxContainerProvider)
+    assert [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds] == [
         "components.bundles.AdapterBundleProvider",
         "components.bundles.BundleUploadProvider",
+        "components.pods.reach.ReachedPodProvider",
         "components.pods.sandbox.SandboxContainerProvider",
-    }
+    ]
 
 
 def test_order_in_the_file_means_nothing(project: Path) -> None:
@@ -105,7 +108,9 @@ def test_what_a_pod_is_told(project: Path) -> None:
     place = one(registered, f"{BASE}-place")
     assert json.loads(place["stdin"])["models"] == digests
     assert json.loads(place["stdin"])["stack"] == "acme"
-    assert place["delete"].endswith(".py unplace --stack acme --base org/base")
+    podctl = place["create"].split()[1]
+    assert place["create"] == f"python3 {podctl} place"
+    assert place["delete"] == f"[ ! -e {podctl} ] || python3 {podctl} unplace --stack acme --base org/base"
     assert one(registered, f"{BASE}-upload")["bundles"] == digests
     activate = json.loads(one(registered, f"{BASE}-activate")["stdin"])
     blobs = {model: f"/var/lib/lora-pods/blobs/sha256/{digest[7:]}" for model, digest in digests.items()}
@@ -135,7 +140,8 @@ def test_secrets_are_where_they_belong_only(project: Path) -> None:
             assert inputs["addPreviousOutputInEnv"] is False
             assert "environment" not in inputs
             assert "triggers" not in inputs
-            inputs["connection"] = {**inputs["connection"], "privateKey": None}
+            connection = inputs.pop("connection")
+            assert connection[SECRET_SIGNATURE] == SECRET_VALUE, "the private key is encrypted in the state"
         if item.name.endswith("-secrets"):
             stdin = inputs.pop("stdin")
             assert stdin[SECRET_SIGNATURE] == SECRET_VALUE, "the secrets' document is encrypted in the state"

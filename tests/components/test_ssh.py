@@ -1,0 +1,143 @@
+"""The connection for bundles, against a real SSH server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import asyncssh
+import pytest
+
+from components import ssh
+from components.core.errors import UserError
+from components.ssh import Address, open_session
+
+Handler = Callable[["asyncssh.SSHServerProcess[bytes]"], object]
+CLIENT, SERVER, STRANGER = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(3))
+
+
+def text(key: asyncssh.SSHKey) -> str:
+    return key.export_private_key().decode()
+
+
+def public(key: asyncssh.SSHKey) -> str:
+    return " ".join(key.export_public_key().decode().split()[:2])
+
+
+@asynccontextmanager
+async def server(handler: Handler, host_key: asyncssh.SSHKey = SERVER) -> AsyncIterator[Address]:
+    allowed = asyncssh.import_authorized_keys(public(CLIENT))
+    listener = await asyncssh.listen(
+        "127.0.0.1",
+        0,
+        server_host_keys=[host_key],
+        authorized_client_keys=allowed,
+        process_factory=handler,
+        encoding=None,
+    )
+    async with listener:
+        yield Address("127.0.0.1", listener.get_port(), "root", public(SERVER))
+
+
+async def swallow(process: asyncssh.SSHServerProcess[bytes]) -> None:
+    received = await process.stdin.read()
+    process.stdout.write(b'{"received": %d, "command": "%s"}\n' % (len(received), (process.command or "").encode()))
+    process.exit(0)
+
+
+def test_a_stream_arrives_whole_and_the_answer_comes_back() -> None:
+    async def run() -> None:
+        async with server(swallow) as address, open_session(address, text(CLIENT)) as session:
+            answer = await session.stream("podctl receive-all", (bytes(1 << 20) for _ in range(9)))
+            assert answer == {"received": 9 << 20, "command": "podctl receive-all"}
+
+    asyncio.run(run())
+
+
+def test_a_refusal_is_told_in_podctls_words_and_made_harmless() -> None:
+    async def refuse(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        process.stderr.write(b"not enough disk: 3 GiB are needed\n\x1b[31mred")
+        process.exit(1)
+
+    async def run() -> None:
+        async with server(refuse) as address, open_session(address, text(CLIENT)) as session:
+            with pytest.raises(UserError) as caught:
+                await session.stream("podctl", (bytes(1 << 20) for _ in range(64)))
+        assert str(caught.value) == "not enough disk: 3 GiB are needed\n\\x1b[31mred"
+
+    asyncio.run(run())
+
+
+def test_a_source_that_fails_ends_the_command_and_is_told() -> None:
+    async def run() -> None:
+        def chunks() -> Iterator[bytes]:
+            yield bytes(1 << 20)
+            raise UserError("the adapter changed while it was sent")
+
+        async with server(swallow) as address, open_session(address, text(CLIENT)) as session:
+            with pytest.raises(UserError, match="the adapter changed while it was sent"):
+                await session.stream("podctl", chunks())
+
+    asyncio.run(run())
+
+
+def test_a_refused_key_is_told_at_once() -> None:
+    async def run() -> None:
+        async with server(swallow) as address:
+            with pytest.raises(UserError, match="refuses the SSH key: put its public half into"):
+                async with open_session(address, text(STRANGER)):
+                    pass
+
+    asyncio.run(run())
+
+
+def test_another_host_key_is_told_at_once() -> None:
+    async def run() -> None:
+        async with server(swallow, host_key=STRANGER) as address:
+            with pytest.raises(UserError, match="shows another host key than the stack file's"):
+                async with open_session(address, text(CLIENT)):
+                    pass
+
+    asyncio.run(run())
+
+
+def test_nothing_listening_is_tried_again_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.05)
+
+    async def run() -> None:
+        async with server(swallow) as address:
+            pass
+        with pytest.raises(UserError, match=r"root@127.0.0.1:\d+ cannot be reached for 0.2 s \(Connection refused\)"):
+            async with open_session(address, text(CLIENT)):
+                pass
+
+    asyncio.run(run())
+
+
+def test_an_sshd_that_is_still_booting_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.05)
+
+    async def run() -> None:
+        async with server(swallow) as address:
+            pass
+
+        async def boot() -> asyncssh.SSHAcceptor:
+            await asyncio.sleep(0.3)
+            allowed = asyncssh.import_authorized_keys(public(CLIENT))
+            return await asyncssh.listen(
+                "127.0.0.1",
+                address.port,
+                server_host_keys=[SERVER],
+                authorized_client_keys=allowed,
+                process_factory=swallow,
+                encoding=None,
+            )
+
+        booting = asyncio.ensure_future(boot())
+        async with open_session(address, text(CLIENT)) as session:
+            assert (await session.call("podctl missing", {}))["received"] == 2
+        (await booting).close()
+
+    asyncio.run(run())

@@ -1,0 +1,32 @@
+"""After destroy, a host is as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.conftest import Client
+from tests.support.machines import Machine
+
+pytestmark = pytest.mark.pod
+
+TRACES = """
+find / -xdev \\( -name '*lora-pods*' -o -name '*podctl*' \\) -not -path '/proc/*' | sort
+systemctl list-unit-files --plain --no-legend 'lora-pods*' | sort
+systemctl list-units --all --plain --no-legend 'lora-pods*' | sort
+ps -eo user:32,args | grep -E 'api_server|lora-pods-|podctl' | grep -v grep | grep -v -- TRACES || true
+"""
+
+
+def traces(machine: Machine) -> str:
+    return machine.run("bash", "-c", TRACES + "# TRACES")
+
+
+def test_destroy_leaves_no_trace(client: Client, machine: Machine) -> None:
+    before = traces(machine)
+    client.up()
+    during = traces(machine)
+    assert during != before
+    assert "api_server" in during
+    run = client.stack.destroy()
+    assert set(run.operations.values()) == {"delete"}
+    assert traces(machine) == before

@@ -1,0 +1,91 @@
+"""Secrets, each a canary: where they must not be, on this machine and on the pod."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Client, Key
+from tests.support.adapters import write_adapter
+from tests.support.machines import ROOT, Machine
+from tests.support.stacks import Run
+
+pytestmark = pytest.mark.pod
+
+API_KEY = "CANARY-api-key-$%\"'\\ 1"
+HF_TOKEN = "hf_CANARYtoken2"
+
+
+def everything_said(client: Client, machine: Machine, *runs: Run) -> dict[str, str]:
+    """All that a user, a log or another user of the pod could read."""
+    processes = machine.run("bash", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")
+    unit = client.unit
+    said = {f"run {index}": run.output for index, run in enumerate(runs)}
+    return {
+        **said,
+        "state": json.dumps(client.stack.export()),
+        "outputs": client.stack.pulumi("stack", "output", "--json", "--show-secrets", "--stack", client.stack.name),
+        "stack file": client.stack.file.read_text(),
+        "unit": machine.read(f"/etc/systemd/system/{unit}"),
+        "systemctl show": machine.run("systemctl", "show", unit),
+        "systemctl cat": machine.run("systemctl", "cat", unit),
+        "journal": machine.run("journalctl", "--no-pager"),
+        "argv": processes,
+        "readable files": machine.run(
+            "bash",
+            "-c",
+            "find / -xdev -type f -perm /044 -newer /etc/machine-id -size -1M -not -path '/proc/*' "
+            "-not -path '/sys/*' -print0 | xargs -0 cat 2>/dev/null | tr -d '\\0' || true",
+        ),
+    }
+
+
+def test_canaries(client: Client, machine: Machine, key: Key) -> None:
+    client.configure(apiKey=API_KEY, hfToken=HF_TOKEN)
+    first = client.stack.up()
+    second = client.stack.up()
+    write_adapter(client.adapters / "acme-v2", config={"standin_fail": f"cannot use {HF_TOKEN} here"})
+    failed = client.stack.up(fails=True)
+    assert "ValueError: cannot use [secret] here" in failed.output, "the engine itself told it to its journal"
+
+    said = everything_said(client, machine, first, second, failed)
+    # That journal is root's; what this project prints of it is searched above and below.
+    said["journal"] = said["journal"].replace(f"cannot use {HF_TOKEN} here", "")
+    said["readable files"] = said["readable files"].replace(f"cannot use {HF_TOKEN} here", "")
+    secrets = {"API key": API_KEY, "API key's plain part": "CANARY-api-key", "token": HF_TOKEN}
+    secrets["SSH key"] = key.private.splitlines()[2]
+    for where, text in said.items():
+        for name, secret in secrets.items():
+            assert secret not in text, f"the {name} stands in {where}"
+            assert json.dumps(secret)[1:-1] not in text, f"the {name} stands in {where}, as JSON"
+
+    # The engine has them all the same, to the letter.
+    pid = machine.pid(client.unit)
+    environment = machine.read(f"/proc/{pid}/environ").split("\0")
+    assert f"VLLM_API_KEY={API_KEY}" in environment
+    assert f"HF_TOKEN={HF_TOKEN}" in environment
+    assert machine.get("/v1/models", {"Authorization": f"Bearer {API_KEY}"})["data"]
+
+
+def test_a_secret_in_the_open_is_refused(client: Client) -> None:
+    client.stack.pulumi("config", "set", "--plaintext", "apiKey", API_KEY, "--stack", client.stack.name)
+    run = client.stack.preview(fails=True)
+    assert "apiKey: stands in the stack file for everyone to read" in run.output
+    assert "CANARY" not in run.output
+
+
+def test_a_secret_inside_a_list_is_refused(client: Client) -> None:
+    path = "pods[0].engine.env.TOKEN"
+    client.stack.pulumi("config", "set", "--path", "--secret", path, HF_TOKEN, "--stack", client.stack.name)
+    run = client.stack.preview(fails=True)
+    assert "pods: holds a `secure:` value" in run.output
+    assert "CANARY" not in run.output
+
+
+def test_the_secrets_file_is_roots_alone(client: Client, machine: Machine, tmp_path: Path) -> None:
+    client.configure(apiKey=API_KEY)
+    client.stack.up()
+    listing = machine.run("bash", "-c", f"stat --format='%a %U %n' {ROOT}/secrets {ROOT}/secrets/*")
+    assert [line.split()[:2] for line in listing.splitlines()] == [["700", "root"], ["600", "root"]]
