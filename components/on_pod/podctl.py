@@ -20,6 +20,7 @@ Every change is written aside, fsynced and renamed. Locks are flocks on files th
 ROOT/.lock for the store, one per engine, per bundle on its way, and per venv being made, so that a slow engine or
 upload keeps nobody else waiting.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -117,8 +118,14 @@ def read_document(stream: BinaryIO) -> Document:
     return document
 
 
-KINDS: Dict[Any, str] = {str: "text", int: "a whole number", bool: "true or false", dict: "an object", list: "a list",
-                         object: "a value"}
+KINDS: Dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    object: "a value",
+}
 
 
 def optional(document: Document, path: str, kind: Type[T]) -> Optional[T]:
@@ -128,7 +135,7 @@ def optional(document: Document, path: str, kind: Type[T]) -> Optional[T]:
         value = value.get(key) if isinstance(value, dict) else None
     if value is None:
         return None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
         raise Refusal("the document's %s must be %s" % (path, KINDS[kind]))
     return value
 
@@ -260,8 +267,10 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
         if fd is not None:
             break
         if time.monotonic() > deadline:
-            raise Refusal("another podctl (%s) has held %s for %d seconds: run this again when it is done"
-                          % (holder, path, seconds))
+            raise Refusal(
+                "another podctl (%s) has held %s for %d seconds: run this again when it is done"
+                % (holder, path, seconds)
+            )
         if holder and not said:
             say("waiting for another podctl (%s)" % holder)
             said = True
@@ -335,8 +344,10 @@ class Store:
                     held = json.loads((read_file(path) or b"").decode("utf-8"))
                     found.append(Ref(stack, model, "sha256:" + hex_of(held["digest"]), held["base"]))
                 except (ValueError, KeyError, TypeError, Refusal):
-                    raise Refusal("%s is damaged, so nothing can be collected: run `pulumi up` for stack %s again, "
-                                  "or remove that file" % (path, stack)) from None
+                    raise Refusal(
+                        "%s is damaged, so nothing can be collected: run `pulumi up` for stack %s again, "
+                        "or remove that file" % (path, stack)
+                    ) from None
         return found
 
     def set_ref(self, ref: Ref) -> None:
@@ -371,8 +382,11 @@ def padded(size: int) -> int:
 def collect(store: Store) -> List[str]:
     """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
     needed = {hex_of(ref.digest) for ref in store.refs()}
-    texts = [os.path.join(store.units_dir, name) for name in listed(store.units_dir)
-             if name.startswith("lora-pods-") and name.endswith(".service")]
+    texts = [
+        os.path.join(store.units_dir, name)
+        for name in listed(store.units_dir)
+        if name.startswith("lora-pods-") and name.endswith(".service")
+    ]
     for engine in listed(store.path("units")):
         for n in listed(store.path("units", engine)):
             texts += [store.path("units", engine, n, name) for name in ("unit", "doc.json")]
@@ -418,11 +432,23 @@ class Member(NamedTuple):
 
 
 TYPES = {
-    b"1": "a hard link", b"2": "a symbolic link", b"3": "a character device", b"4": "a block device",
-    b"5": "a directory", b"6": "a fifo", b"7": "a contiguous file", b"g": "a pax global header",
-    b"x": "a pax header", b"X": "a pax header", b"K": "a GNU long link", b"L": "a GNU long name",
-    b"S": "a sparse file", b"M": "a part of a file in several volumes", b"V": "a volume label",
-    b"D": "a GNU directory dump", b"N": "a GNU old long name",
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a character device",
+    b"4": "a block device",
+    b"5": "a directory",
+    b"6": "a fifo",
+    b"7": "a contiguous file",
+    b"g": "a pax global header",
+    b"x": "a pax header",
+    b"X": "a pax header",
+    b"K": "a GNU long link",
+    b"L": "a GNU long name",
+    b"S": "a sparse file",
+    b"M": "a part of a file in several volumes",
+    b"V": "a volume label",
+    b"D": "a GNU directory dump",
+    b"N": "a GNU old long name",
 }
 
 
@@ -471,8 +497,10 @@ def read_header(header: bytes, position: int, size: int) -> Member:
     if header[257:265] not in (b"ustar\00000", b"ustar  \0"):
         raise Refusal("the tar's member %s has no ustar header" % label)
     if kind not in (b"0", b"\0"):
-        raise Refusal("the tar's member %s is %s: only plain files are taken"
-                      % (label, TYPES.get(kind, "of the unknown type %r" % kind)))
+        raise Refusal(
+            "the tar's member %s is %s: only plain files are taken"
+            % (label, TYPES.get(kind, "of the unknown type %r" % kind))
+        )
     if any(rest):
         raise Refusal("the tar's member %s has bytes hidden behind its name" % label)
     if any(header[157:257]):
@@ -531,7 +559,7 @@ def hash_file(fd: int, digest: "hashlib._Hash", end: Optional[int] = None) -> in
     view = memoryview(buffer)
     position = 0
     while end is None or position < end:
-        count = os.preadv(fd, [view if end is None else view[:end - position]], position)
+        count = os.preadv(fd, [view if end is None else view[: end - position]], position)
         if not count:
             break
         digest.update(view[:count])
@@ -561,8 +589,24 @@ def copy_range(source: int, offset: int, target: int, size: int) -> None:
 
 def ustar_header(name: str, size: int) -> bytes:
     """The header a bundle has: as the program that sends it writes it (mode 0644, no owner, no time)."""
-    fields = [name.encode("ascii"), b"0000644\0", b"0000000\0", b"0000000\0", b"%011o\0" % size, b"00000000000\0",
-              b" " * 8, b"0", b"", b"ustar\0", b"00", b"", b"", b"0000000\0", b"0000000\0", b""]
+    fields = [
+        name.encode("ascii"),
+        b"0000644\0",
+        b"0000000\0",
+        b"0000000\0",
+        b"%011o\0" % size,
+        b"00000000000\0",
+        b" " * 8,
+        b"0",
+        b"",
+        b"ustar\0",
+        b"00",
+        b"",
+        b"",
+        b"0000000\0",
+        b"0000000\0",
+        b"",
+    ]
     header = bytearray(struct.pack("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x", *fields))
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header)
@@ -594,12 +638,16 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
             count = pump(stream, file, digest, None if size is None else size - offset)
             os.fsync(file.fileno())
         if size is not None and offset + count < size:
-            raise Refusal("the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
-                          % (offset + count, size, hexdigest))
+            raise Refusal(
+                "the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
+                % (offset + count, size, hexdigest)
+            )
         if digest.hexdigest() != hexdigest:
             unlink(part)
-            raise Refusal("the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
-                          % (offset + count, hexdigest, digest.hexdigest()))
+            raise Refusal(
+                "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
+                % (offset + count, hexdigest, digest.hexdigest())
+            )
         os.rename(part, store.staged(hexdigest))
         fsync_dir(store.path("staging"))
         return count
@@ -610,7 +658,7 @@ def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[i
     view = memoryview(buffer)
     total = 0
     while limit is None or total < limit:
-        count = stream.readinto(view if limit is None else view[:limit - total])  # type: ignore[attr-defined]
+        count = stream.readinto(view if limit is None else view[: limit - total])  # type: ignore[attr-defined]
         if not count:
             break
         digest.update(view[:count])
@@ -698,8 +746,9 @@ def verb_receive(store: Store, options: Any) -> Document:
     received = 0 if have else receive(store, options.stdin, hexdigest, options.size, options.offset)
     if options.size is not None and not have and options.stdin.read(1):
         unlink(store.staged(hexdigest))
-        raise Refusal("more than the %d bytes declared arrived as sha256:%s: they are thrown away"
-                      % (options.size, hexdigest))
+        raise Refusal(
+            "more than the %d bytes declared arrived as sha256:%s: they are thrown away" % (options.size, hexdigest)
+        )
     return {"digest": options.digest, "have": have, "received": received}
 
 
@@ -740,12 +789,16 @@ def verb_missing(store: Store, document: Document) -> Document:
     # Bundles are unpacked one after the other, each tar going when its blob is there.
     needed = sum(sizes[h] - offset for h, offset in missing.items()) + max(unpacked)
     if len(unpacked) > 1 and needed + SPARE_BYTES > free:
-        raise Refusal("the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
-                      % (store.root, human(free), human(needed + SPARE_BYTES)))
+        raise Refusal(
+            "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
+            % (store.root, human(free), human(needed + SPARE_BYTES))
+        )
     inodes = 5 * len(unpacked) + 100
     if disk.f_files and inodes > disk.f_favail:
-        raise Refusal("the disk of %s has %d inodes free and the bundles need %d: remove files there"
-                      % (store.root, disk.f_favail, inodes))
+        raise Refusal(
+            "the disk of %s has %d inodes free and the bundles need %d: remove files there"
+            % (store.root, disk.f_favail, inodes)
+        )
     return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
 
 
@@ -779,8 +832,9 @@ def verb_place(store: Store, document: Document) -> Document:
     with store.lock("place"):
         for model, hexdigest in sorted(wanted.items()):
             if not store.has_blob(hexdigest) and store.staged_bytes(hexdigest) is None:
-                raise Refusal("sha256:%s, the adapter of model %s, is not on this pod: it must be sent first"
-                              % (hexdigest, model))
+                raise Refusal(
+                    "sha256:%s, the adapter of model %s, is not on this pod: it must be sent first" % (hexdigest, model)
+                )
         unpacked = []
         for hexdigest in sorted(set(wanted.values())):
             if unpack(store, hexdigest):
@@ -908,8 +962,13 @@ def run(*argv: str, seconds: float = 300.0, environment: Optional[Mapping[str, s
 
     try:
         done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=seconds,
-            env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", **(environment or {})}, check=False,
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=seconds,
+            env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", **(environment or {})},
+            check=False,
         )
     except OSError as error:
         return Ran(127, "", "%s: %s" % (argv[0], error.strerror))
@@ -939,8 +998,13 @@ def unit_state(unit: str) -> State:
     ran = systemctl("show", "-p", "ActiveState,SubState,NRestarts,Result,InvocationID", unit)
     values = dict(line.partition("=")[::2] for line in ran.out.splitlines())
     restarts = values.get("NRestarts", "")
-    return State(values.get("ActiveState", "unknown"), values.get("SubState", "unknown"),
-                 int(restarts) if restarts.isdigit() else 0, values.get("InvocationID", ""), values.get("Result", ""))
+    return State(
+        values.get("ActiveState", "unknown"),
+        values.get("SubState", "unknown"),
+        int(restarts) if restarts.isdigit() else 0,
+        values.get("InvocationID", ""),
+        values.get("Result", ""),
+    )
 
 
 def journal(unit: str, trial: "Trial", lines: int) -> List[str]:
@@ -1114,8 +1178,10 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> 
             return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % (state,))
         if now > due:
             last = (journal(unit, trial, 1) or ["nothing yet"])[-1]
-            say("waiting for %s: %s, %d of %d s, %s; it says: %s"
-                % (unit, state, now - began, limit, redact(fault)[:120], redact(last)[:160]))
+            say(
+                "waiting for %s: %s, %d of %d s, %s; it says: %s"
+                % (unit, state, now - began, limit, redact(fault)[:120], redact(last)[:160])
+            )
             due = now + SAY_SECONDS
         time.sleep(POLL_SECONDS)
 
@@ -1127,13 +1193,15 @@ CAUSE = re.compile(r"\b[\w.]*(Error|Exception): .+|\bFailed (to locate executabl
 def settled_journal(unit: str, trial: Trial) -> List[str]:
     """The journal once it stopped growing: journald may lag behind the unit's end."""
     run("journalctl", "--sync", seconds=10)
-    lines = journal(unit, trial, 2000)
+    lines: List[str] = []
+    same = 0
     for _ in range(10):
-        time.sleep(0.2)
         again = journal(unit, trial, 2000)
-        if again == lines and lines:
+        same = same + 1 if again == lines and lines else 0
+        if same == 2:
             break
         lines = again
+        time.sleep(POLL_SECONDS)
     return lines
 
 
@@ -1178,8 +1246,10 @@ def rivals_on(store: Store, engine: str, document: Document) -> List[str]:
         theirs = tried[-1].document
         if theirs["port"] == document["port"]:
             if theirs["stack"] != document["stack"]:
-                raise Refusal("port %d belongs to the engine %s of stack %s: choose another engine.port"
-                              % (document["port"], other, theirs["stack"]))
+                raise Refusal(
+                    "port %d belongs to the engine %s of stack %s: choose another engine.port"
+                    % (document["port"], other, theirs["stack"])
+                )
             if unit_state(unit_name(other)).active not in ("inactive", "failed"):
                 found.append(other)
     return found
@@ -1196,8 +1266,9 @@ def refuse_taken_port(store: Store, engine: str, document: Document, active: boo
         return
     with contextlib.suppress(OSError):
         socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
-        raise Refusal("another program already answers at %s: stop it, or choose another engine.port"
-                      % document["ready"]["url"])
+        raise Refusal(
+            "another program already answers at %s: stop it, or choose another engine.port" % document["ready"]["url"]
+        )
 
 
 def verb_activate(store: Store, document: Document) -> Document:
@@ -1232,7 +1303,7 @@ def verb_activate(store: Store, document: Document) -> Document:
         if fault:
             raise go_back(store, engine, good, trial_of, trial, fault, rivals)
         write_file(os.path.join(trial_of.path, "proven"), b"")
-        for old in good[:-(KEPT_GENERATIONS - 1)]:
+        for old in good[: -(KEPT_GENERATIONS - 1)]:
             remove_tree(old.path)
         try:
             with store.lock("activate"):
@@ -1257,8 +1328,15 @@ def report(engine: str, n: int, restarted: bool) -> Document:
     return {"engine": engine, "unit": unit_name(engine), "generation": n, "restarted": restarted}
 
 
-def go_back(store: Store, engine: str, good: Sequence[Generation], failed: Generation, trial: Trial, fault: str,
-            rivals: Sequence[str]) -> Refusal:
+def go_back(
+    store: Store,
+    engine: str,
+    good: Sequence[Generation],
+    failed: Generation,
+    trial: Trial,
+    fault: str,
+    rivals: Sequence[str],
+) -> Refusal:
     """Puts back what served before `failed`. -> the failure to report: why, and what serves now."""
     unit, redact = unit_name(engine), redactor(store, engine)
     cause, details = explain(store, engine, trial)
@@ -1349,17 +1427,18 @@ def existing_parent(path: str) -> str:
 
 
 def space_faults(root: str, document: Document) -> Iterator[str]:
-    needed = number(document, "needs.diskGiB") * 1024 ** 3
+    needed = number(document, "needs.diskGiB") * 1024**3
     disk = os.statvfs(existing_parent(root))
     free = disk.f_bavail * disk.f_frsize
     if free < needed:
         yield "the disk of %s has %s free and the models need %s" % (root, human(free), human(needed))
-    needed = number(document, "needs.shmMiB") * 1024 ** 2
+    needed = number(document, "needs.shmMiB") * 1024**2
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     size = shm.f_blocks * shm.f_frsize if shm else 0
     if size < needed:
-        yield ("/dev/shm has %s and vLLM needs %s: give it more (a container: --shm-size)"
-               % (human(size), human(needed)))
+        yield (
+            "/dev/shm has %s and vLLM needs %s: give it more (a container: --shm-size)" % (human(size), human(needed))
+        )
 
 
 def gpu_names() -> List[str]:
@@ -1464,13 +1543,19 @@ def make_venv(store: Store, version: str) -> str:
             return python
         write_file(marker, b"")
         remove_tree(venv)
-        environment = {"UV_PYTHON_INSTALL_DIR": store.path("python"), "UV_CACHE_DIR": store.path("cache"),
-                       "UV_NO_PROGRESS": "1", "UV_NATIVE_TLS": "1", "UV_NO_CONFIG": "1"}
+        environment = {
+            "UV_PYTHON_INSTALL_DIR": store.path("python"),
+            "UV_CACHE_DIR": store.path("cache"),
+            "UV_NO_PROGRESS": "1",
+            "UV_NATIVE_TLS": "1",
+            "UV_NO_CONFIG": "1",
+        }
         uv = find_uv(store)
         # The Pythons that vLLM's wheels are for.
         watched("making a venv for vLLM", environment, uv, "venv", "--python", ">=3.11,<3.14", venv)
-        watched("installing vLLM %s" % version, environment, uv, "pip", "install", "--python", python,
-                "vllm==" + version)
+        watched(
+            "installing vLLM %s" % version, environment, uv, "pip", "install", "--python", python, "vllm==" + version
+        )
         remove_tree(store.path("cache"))
         unlink(marker)
         fsync_dir(os.path.dirname(venv))
@@ -1484,8 +1569,14 @@ def find_uv(store: Store) -> str:
     found = shutil.which("uv") or (own if os.path.exists(own) else None)
     if found is None:
         remove_tree(store.path("tools"))
-        watched("making a venv for uv (Debian and Ubuntu: package python3-venv)", {}, sys.executable, "-m", "venv",
-                store.path("tools"))
+        watched(
+            "making a venv for uv (Debian and Ubuntu: package python3-venv)",
+            {},
+            sys.executable,
+            "-m",
+            "venv",
+            store.path("tools"),
+        )
         watched("installing uv", {}, store.path("tools", "bin", "pip"), "install", "--quiet", "uv")
     return found or own
 
@@ -1498,8 +1589,13 @@ def watched(what: str, environment: Mapping[str, str], *argv: str) -> None:
     say(what)
     tail: "deque[str]" = deque(maxlen=15)
     due = time.monotonic() + SAY_SECONDS
-    job = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                           env={**os.environ, **environment})
+    job = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+    )
     assert job.stdout is not None
     for line in job.stdout:
         tail.append(clean(line.decode("utf-8", "replace").rstrip())[:300])
@@ -1526,8 +1622,8 @@ def verb_remove(store: Store, options: Any) -> Document:
         # An engine that never served has no unit any more, but may have downloaded its model.
         prefix = os.path.basename(store.root) + "-"
         for name in listed(os.path.dirname(store.root)):
-            if name.startswith(prefix) and not os.path.exists(store.unit_file(name[len(prefix):])):
-                remove_state(store, name[len(prefix):])
+            if name.startswith(prefix) and not os.path.exists(store.unit_file(name[len(prefix) :])):
+                remove_state(store, name[len(prefix) :])
         left = sorted(set(os.listdir(store.root)) - {".lock"})
     if left:
         say("%s holds files that are not ours, so it stays: %s" % (store.root, ", ".join(left)))
@@ -1538,13 +1634,23 @@ def verb_remove(store: Store, options: Any) -> Document:
 # --- the command line -----------------------------------------------------------------------------------------------
 
 DOCUMENT_VERBS: Dict[str, Callable[[Store, Document], Document]] = {
-    "missing": verb_missing, "place": verb_place, "secrets": verb_secrets, "prepare": verb_prepare,
+    "missing": verb_missing,
+    "place": verb_place,
+    "secrets": verb_secrets,
+    "prepare": verb_prepare,
     "activate": verb_activate,
 }
 OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
-    "have": verb_have, "receive": verb_receive, "unpack": verb_unpack, "receive-all": verb_receive_all,
-    "unplace": verb_unplace, "gc": verb_gc, "unsecret": verb_unsecret, "deactivate": verb_deactivate,
-    "remove": verb_remove, "verify": verb_verify,
+    "have": verb_have,
+    "receive": verb_receive,
+    "unpack": verb_unpack,
+    "receive-all": verb_receive_all,
+    "unplace": verb_unplace,
+    "gc": verb_gc,
+    "unsecret": verb_unsecret,
+    "deactivate": verb_deactivate,
+    "remove": verb_remove,
+    "verify": verb_verify,
 }
 
 

@@ -1,0 +1,177 @@
+"""systemd, journald and vLLM in this process: podctl's `run` is pointed here, its HTTP requests are real.
+
+A unit's text says in one line of JSON after `# fake:` what its engine does when it is started:
+
+    serve    {id: root}: answers on `port`, `polls` looks at the unit after its start; `key` is the API key it wants,
+             `health` another status for /health, `body` another answer of /v1/models
+    crash    its last journal lines: it ends and systemd is about to start it again
+    die      its last journal lines: it fails for good
+    refuse   systemctl's complaint: it is not started at all
+    hang     it runs and never answers
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from components.on_pod.podctl import Ran
+
+
+@dataclass
+class FakeUnit:
+    enabled: bool = False
+    active: str = "inactive"
+    sub: str = "dead"
+    result: str = "success"
+    restarts: int = 0
+    invocation: str = ""
+    starts: int = 0
+    behaviour: dict[str, Any] = field(default_factory=dict)
+    server: ThreadingHTTPServer | None = None
+    looks: int = 0
+
+
+class FakeSystemd:
+    def __init__(self, units: Path) -> None:
+        self.directory = units
+        self.units: dict[str, FakeUnit] = {}
+        self.calls: list[str] = []
+        self.journals: dict[str, list[str]] = {}
+        self.lag = 0  # how often journalctl is asked before the last line is there
+        self.on_look: list[Any] = []  # called at the next looks at a unit, one each
+
+    def run(self, *argv: str, **_: object) -> Ran:
+        if argv[0] == "journalctl":
+            return self._journalctl(argv[1:])
+        assert argv[:2] == ("systemctl", "--no-pager"), argv
+        verb, *rest = argv[2:]
+        name = rest[-1] if rest else ""
+        unit = self.units.setdefault(name, FakeUnit()) if name else FakeUnit()
+        if verb == "show":
+            return self._show(unit)
+        self.calls.append(" ".join([verb, *rest]))
+        if verb == "enable":
+            unit.enabled = True
+            if rest[0] == "--now":
+                self._start(name, unit)
+        elif verb == "disable":
+            unit.enabled = False
+            if rest[0] == "--now":
+                self._stop(unit)
+        elif verb == "reset-failed":
+            if unit.active == "failed":
+                unit.active, unit.sub = "inactive", "dead"
+        elif verb == "restart":
+            return self._restart(name, unit)
+        else:
+            assert verb == "daemon-reload", argv
+        return Ran(0, "", "")
+
+    def _show(self, unit: FakeUnit) -> Ran:
+        unit.looks += 1
+        if unit.active == "active" and unit.server is None and unit.looks > unit.behaviour.get("polls", 0):
+            self._listen(unit)
+        if self.on_look:
+            self.on_look.pop(0)(unit)
+        properties = {
+            "ActiveState": unit.active, "SubState": unit.sub, "NRestarts": unit.restarts, "Result": unit.result,
+            "InvocationID": unit.invocation,
+        }  # fmt: skip
+        return Ran(0, "".join(f"{name}={value}\n" for name, value in properties.items()), "")
+
+    def _restart(self, name: str, unit: FakeUnit) -> Ran:
+        refusal = self._read(name).get("refuse")
+        if refusal is not None:
+            return Ran(1, "", refusal)
+        self._stop(unit)
+        self._start(name, unit)
+        return Ran(0, "", "")
+
+    def _read(self, name: str) -> dict[str, Any]:
+        found = re.search(r"# fake: (.*)", (self.directory / name).read_text())
+        assert found, name
+        behaviour: dict[str, Any] = json.loads(found.group(1))
+        return behaviour
+
+    def _start(self, name: str, unit: FakeUnit) -> None:
+        unit.behaviour = self._read(name)
+        unit.starts += 1
+        unit.invocation = f"{name}-{unit.starts}"
+        unit.restarts, unit.looks = 0, 0
+        lines = [f"Started {name}", *unit.behaviour.get("says", [])]
+        unit.active, unit.sub, unit.result = "active", "running", "success"
+        if "crash" in unit.behaviour:
+            unit.active, unit.sub, unit.result = "activating", "auto-restart", "exit-code"
+            lines += unit.behaviour["crash"]
+        if "die" in unit.behaviour:
+            unit.active, unit.sub, unit.result = "failed", "failed", "oom-kill"
+            lines += unit.behaviour["die"]
+        self.journals[unit.invocation] = lines
+
+    def _stop(self, unit: FakeUnit) -> None:
+        unit.active, unit.sub = "inactive", "dead"
+        if unit.server is not None:
+            unit.server.shutdown()
+            unit.server.server_close()
+            unit.server = None
+
+    def _listen(self, unit: FakeUnit) -> None:
+        if "serve" in unit.behaviour:
+            try:
+                unit.server = serve(unit.behaviour)
+            except OSError:
+                unit.active, unit.sub, unit.result = "failed", "failed", "exit-code"
+
+    def _journalctl(self, argv: Sequence[str]) -> Ran:
+        if "--sync" in argv:
+            return Ran(0, "", "")
+        found = [word.partition("=")[2] for word in argv if word.startswith("_SYSTEMD_INVOCATION_ID=")]
+        lines = self.journals.get(found[0], []) if found else ["systemd: the unit's text is wrong"]
+        if self.lag:
+            self.lag -= 1
+            lines = lines[:-1]
+        count = int(argv[argv.index("-n") + 1])
+        return Ran(0, "".join(line + "\n" for line in lines[-count:]), "")
+
+    def close(self) -> None:
+        for unit in self.units.values():
+            self._stop(unit)
+
+
+def serve(behaviour: dict[str, Any]) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = behaviour.get("health", 200), ""
+            if self.path == "/v1/models":
+                status = 200
+                body = behaviour.get("body") or json.dumps(
+                    {"data": [{"id": model, "root": root} for model, root in behaviour["serve"].items()]}
+                )
+                if "key" in behaviour and self.headers["Authorization"] != f"Bearer {behaviour['key']}":
+                    status, body = 401, ""
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", behaviour["port"]), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    return server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,647 @@
+"""Engines: started only when something changed, proven before they count, put back when the new one does not serve."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from components.on_pod import podctl
+from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, free_port, serve
+from tests.unit.podctl.pods import Answer, PodDirectory, bundle
+
+ENGINE, UNIT = "prod-base-1", "lora-pods-prod-base-1.service"
+RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
+TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]
+
+
+@pytest.fixture
+def systemd(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSystemd]:
+    fake = FakeSystemd(pod.units)
+    monkeypatch.setattr(podctl, "run", fake.run)
+    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.001)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+class Engine:
+    """An engine that serves `models` from blobs; keyword arguments go into its unit (see fake_systemd)."""
+
+    def __init__(self, pod: PodDirectory, port: int) -> None:
+        self.pod, self.port = pod, port
+        self.digest = pod.stage(bundle())
+        pod.place({"m1": self.digest})
+        self.root = str(pod.blob(self.digest))
+
+    def document(
+        self, *models: str, engine: str = ENGINE, revision: int | None = 1, **behaviour: Any
+    ) -> dict[str, Any]:
+        wanted: dict[str, str | None] = dict.fromkeys(models or ("m1",), self.root)
+        wanted["org/base"] = None
+        does = {"serve": {**wanted, "org/base": "org/base"}, "port": self.port, **behaviour}
+        unit = podctl.unit_name(engine)
+        return {
+            "stack": "prod", "engine": engine, "identity": "pod-1", "port": self.port, "secretsRevision": revision,
+            "unit": {"name": unit, "text": f"# fake: {json.dumps(does)}\n[Service]\nExecStart=vllm {self.root}\n"},
+            "ready": {"url": f"http://127.0.0.1:{self.port}", "models": wanted, "timeoutSeconds": 20},
+        }  # fmt: skip
+
+    def activate(self, *models: str, **behaviour: Any) -> Answer:
+        return self.pod.run("activate", stdin=self.document(*models, **behaviour))
+
+    def fails(self, timeout: float = 20, **behaviour: Any) -> list[str]:
+        document = self.document("m1", "m2", **behaviour)
+        document["ready"]["timeoutSeconds"] = timeout
+        answer = self.pod.run("activate", stdin=document)
+        assert answer.status == 1
+        return answer.lines
+
+
+@pytest.fixture
+def engine(pod: PodDirectory, port: int, systemd: FakeSystemd) -> Engine:
+    return Engine(pod, port)
+
+
+def activated(n: int, restarted: bool) -> dict[str, object]:
+    return {"engine": ENGINE, "unit": UNIT, "generation": n, "restarted": restarted}
+
+
+def generations(pod: PodDirectory) -> dict[int, bool]:
+    """Generation → whether it is proven."""
+    found = {int(path.name): (path / "proven").exists() for path in (pod.root / "units" / ENGINE).glob("*")}
+    return dict(sorted(found.items()))
+
+
+def test_the_first_activation_installs_starts_and_proves(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
+) -> None:
+    document = engine.document(polls=3)
+
+    answer = pod.run("activate", stdin=document)
+
+    assert answer == (0, activated(1, restarted=True), [])
+    assert systemd.calls == RESTART
+    assert (pod.units / UNIT).read_text() == document["unit"]["text"]
+    assert generations(pod) == {1: True}
+    assert (pod.root / "units" / ENGINE / "1" / "unit").read_text() == document["unit"]["text"]
+    kept = json.loads((pod.root / "units" / ENGINE / "1" / "doc.json").read_text())
+    assert kept == {**document, "unit": {"name": UNIT}}
+    assert not list(pod.root.glob(".lock*"))
+
+
+def test_the_same_again_restarts_nothing(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    engine.activate()
+    systemd.calls.clear()
+    document = engine.document()
+    document["identity"], document["ready"]["timeoutSeconds"] = "the same pod under another name", 30
+
+    answer = pod.run("activate", stdin=document)
+
+    assert answer == (0, activated(1, restarted=False), [])
+    assert systemd.calls == []
+    assert generations(pod) == {1: True}
+    kept = json.loads((pod.root / "units" / ENGINE / "1" / "doc.json").read_text())
+    assert kept["ready"]["timeoutSeconds"] == 30
+
+
+@pytest.mark.parametrize("change", ["text", "secretsRevision", "stopped", "edited by hand", "removed by hand"])
+def test_what_changed_is_restarted(change: str, engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    engine.activate()
+    systemd.calls.clear()
+    document = engine.document()
+    if change == "text":
+        document["unit"]["text"] += "# another\n"
+    elif change == "secretsRevision":
+        document["secretsRevision"] = 2
+    elif change == "stopped":
+        systemd.run("systemctl", "--no-pager", "disable", "--now", UNIT)
+        systemd.calls.clear()
+    elif change == "edited by hand":
+        (pod.units / UNIT).write_text("mine")
+    else:
+        (pod.units / UNIT).unlink()
+
+    answer = pod.run("activate", stdin=document)
+
+    assert answer == (0, activated(2, restarted=True), [])
+    assert systemd.calls == RESTART
+    assert (pod.units / UNIT).read_text() == document["unit"]["text"]
+    assert generations(pod) == {1: True, 2: True}
+
+
+def test_an_unchanged_engine_that_does_not_answer_is_restarted(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
+) -> None:
+    engine.activate()
+    running = systemd.units[UNIT].server
+    assert running is not None
+    running.shutdown()
+    running.server_close()
+    systemd.units[UNIT].behaviour["serve"] = {}
+    systemd.units[UNIT].server = serve({"serve": {}, "port": engine.port})
+    document = engine.document()
+    document["ready"]["timeoutSeconds"] = 0.2
+
+    answer = pod.run("activate", stdin=document)
+
+    assert answer.result == activated(2, restarted=True)
+    assert answer.lines == [
+        "the engine runs but is not ready, so it is started again: "
+        "after 0 seconds it was still not ready: /v1/models does not list m1"
+    ]
+
+
+def test_a_unit_that_fails_gives_way_to_the_last_good_one(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
+) -> None:
+    engine.activate()
+    good = (pod.units / UNIT).read_text()
+    systemd.calls.clear()
+    systemd.lag = 2
+
+    lines = engine.fails(
+        die=[
+            "INFO 11-30 12:00:00 [api_server.py:100] starting",
+            "\x1b[31mERROR 11-30 12:00:01 [core.py:99] ValueError: LoRA rank 64 is greater than max_lora_rank\x1b[0m",
+            "ERROR 11-30 12:00:02 [core.py:100] ValueError: LoRA rank 64 is greater than max_lora_rank",
+            "RuntimeError: Engine core initialization failed",
+            "bell\x07and\x1b]0;title",
+        ]
+    )
+
+    cause = "ValueError: LoRA rank 64 is greater than max_lora_rank"
+    assert lines == [
+        f"{UNIT} did not become ready, so generation 1 comes back",
+        f"{UNIT} did not become ready: the engine ended (oom-kill): {cause}; "
+        "the unit from before serves again (m1, org/base)",
+        "errors in its journal:",
+        f"  ERROR 11-30 12:00:01 [core.py:99] {cause}",
+        "  RuntimeError: Engine core initialization failed",
+        "last lines of its journal:",
+        f"  Started {UNIT}",
+        "  INFO 11-30 12:00:00 [api_server.py:100] starting",
+        f"  ERROR 11-30 12:00:01 [core.py:99] {cause}",
+        f"  ERROR 11-30 12:00:02 [core.py:100] {cause}",
+        "  RuntimeError: Engine core initialization failed",
+        "  bell\\x07and\\x1b]0;title",
+    ]
+    assert systemd.calls == RESTART + RESTART
+    assert (pod.units / UNIT).read_text() == good
+    assert generations(pod) == {1: True}
+    assert systemd.units[UNIT].active == "active"
+
+    # And nothing is left to do for who goes back to the old document.
+    systemd.calls.clear()
+    assert engine.activate().result == activated(1, restarted=False)
+    assert systemd.calls == []
+
+
+def test_a_restart_loop_is_a_failure_and_not_a_wait(engine: Engine) -> None:
+    engine.activate()
+
+    began = time.monotonic()
+    lines = engine.fails(timeout=600, crash=["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"])
+
+    assert time.monotonic() - began < 20
+    assert lines[1] == (
+        f"{UNIT} did not become ready: the engine ended (exit-code) and would be started over and over: "
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB; "
+        "the unit from before serves again (m1, org/base)"
+    )
+
+
+def test_a_restart_between_two_looks_is_a_failure_too(engine: Engine, systemd: FakeSystemd) -> None:
+    def restarted(unit: FakeUnit) -> None:
+        unit.restarts += 1
+
+    systemd.on_look = [lambda unit: None] * 5 + [restarted]
+
+    lines = engine.fails(timeout=600, hang=True, polls=10**9)
+
+    assert lines[0] == (
+        f"{UNIT} did not become ready: the engine ended (success) and would be started over and over; "
+        "nothing served before it, so the unit is removed"
+    )
+
+
+def test_somebody_elses_restart_is_told_apart(engine: Engine, systemd: FakeSystemd) -> None:
+    def restarted(unit: FakeUnit) -> None:
+        unit.invocation = "by hand"
+
+    systemd.on_look = [lambda unit: None] * 5 + [restarted]
+
+    lines = engine.fails(timeout=600, hang=True, polls=10**9)
+
+    assert lines[0] == (
+        f"{UNIT} did not become ready: the unit was started again by somebody else; "
+        "nothing served before it, so the unit is removed"
+    )
+
+
+def test_an_engine_that_never_answers_is_given_up(engine: Engine) -> None:
+    engine.activate()
+
+    lines = engine.fails(timeout=0.3, hang=True, polls=10**9)
+
+    assert lines[1] == (
+        f"{UNIT} did not become ready: after 0 seconds it was still not ready: nothing answers at "
+        f"http://127.0.0.1:{engine.port}; the unit from before serves again (m1, org/base)"
+    )
+
+
+def test_a_refused_unit_is_told_by_systemd_and_not_by_the_run_before(engine: Engine, systemd: FakeSystemd) -> None:
+    engine.activate()
+    systemd.journals[f"{UNIT}-1"].append("ValueError: of the run before")
+
+    lines = engine.fails(refuse=f"Failed to restart {UNIT}: Unit {UNIT} has a bad unit file setting.\nSee system logs.")
+
+    assert lines == [
+        f"{UNIT} did not become ready, so generation 1 comes back",
+        f"{UNIT} did not become ready: Failed to restart {UNIT}: Unit {UNIT} has a bad unit file setting.; "
+        "the unit from before serves again (m1, org/base)",
+        "last lines of its journal:",
+        "  systemd: the unit's text is wrong",
+    ]
+
+
+def test_a_program_that_cannot_start_is_named(engine: Engine, systemd: FakeSystemd) -> None:
+    systemd.lag = 0
+    lines = engine.fails(refuse=f"Job for {UNIT} failed because the control process exited with error code.\nSee")
+
+    assert lines[0] == (
+        f"{UNIT} did not become ready: its program could not be started; "
+        "nothing served before it, so the unit is removed"
+    )
+
+
+def test_a_first_engine_that_fails_leaves_no_unit(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    lines = engine.fails(crash=["OSError: no model"])
+
+    assert lines[0] == (
+        f"{UNIT} did not become ready: the engine ended (exit-code) and would be started over and over: "
+        "OSError: no model; nothing served before it, so the unit is removed"
+    )
+    assert systemd.calls == RESTART + TAKEN_AWAY
+    assert list(pod.units.iterdir()) == []
+    assert not (pod.root / "units" / ENGINE).exists()
+
+
+def test_when_the_old_one_does_not_come_back_either_that_is_said(engine: Engine, systemd: FakeSystemd) -> None:
+    engine.activate()
+    generation = engine.pod.root / "units" / ENGINE / "1" / "unit"
+    generation.write_text(f"# fake: {json.dumps({'die': []})}")
+
+    lines = engine.fails(die=["OSError: no model"])
+
+    assert lines[1] == (
+        f"{UNIT} did not become ready: the engine ended (oom-kill): OSError: no model; "
+        "the unit from before did not come back either: the engine ended (oom-kill)"
+    )
+
+
+def test_the_list_of_what_serves_stays_short(engine: Engine) -> None:
+    engine.activate(*"abcdefgh")
+
+    assert engine.fails(die=[])[1].endswith("the unit from before serves again (a, b, c, d, e, ...)")
+
+
+def test_a_run_killed_before_the_proof_is_made_good_by_the_next(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate("m1")
+
+    def killed(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(podctl, "await_ready", killed)
+        with pytest.raises(KeyboardInterrupt):
+            engine.activate("m1", "m2")
+    assert generations(pod) == {1: True, 2: False}
+    systemd.calls.clear()
+
+    answer = engine.activate("m1", "m2")
+
+    assert answer.result == activated(3, restarted=True)
+    assert systemd.calls == RESTART
+    assert generations(pod) == {1: True, 3: True}
+
+
+def test_what_a_killed_run_started_is_never_gone_back_to(
+    engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate("m1")
+    good = (pod.units / UNIT).read_text()
+
+    def killed(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(podctl, "await_ready", killed)
+        with pytest.raises(KeyboardInterrupt):
+            engine.activate("m1", "m2")
+
+    engine.fails(die=[])
+
+    assert (pod.units / UNIT).read_text() == good
+    assert generations(pod) == {1: True}
+
+
+def test_three_good_generations_are_kept(engine: Engine, pod: PodDirectory) -> None:
+    for last in range(5):
+        engine.activate("m1", f"v{last}")
+
+    assert generations(pod) == {3: True, 4: True, 5: True}
+
+
+def test_generations_keep_their_blobs_and_lose_them_in_the_end(engine: Engine, pod: PodDirectory) -> None:
+    engine.activate()
+    new = pod.stage(bundle(b"retrained"))
+    assert pod.place({"m1": new}).result["collected"] == []
+    old, engine.root = engine.digest, str(pod.blob(new))
+    for last in range(3):
+        assert pod.blobs() == {old, new}
+        engine.activate("m1", f"v{last}")
+    assert pod.blobs() == {new}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "fault"),
+    [
+        ({"health": 503}, "/health answers 503"),
+        ({"serve": {"org/base": "org/base"}}, "/v1/models does not list m1"),
+        ({"body": "<html>"}, "/v1/models answers something else than a list of models"),
+        ({"body": '{"data": [{"root": "x"}]}'}, "/v1/models answers something else than a list of models"),
+        ({"body": "[" * 100_000}, "/v1/models answers something else than a list of models"),
+        ({"key": "another"}, "/v1/models wants an API key"),
+    ],
+)
+def test_what_is_not_ready_is_said(behaviour: dict[str, Any], fault: str, engine: Engine) -> None:
+    lines = engine.fails(timeout=0.2, **behaviour)
+
+    assert lines[0] == (
+        f"{UNIT} did not become ready: after 0 seconds it was still not ready: {fault}; "
+        "nothing served before it, so the unit is removed"
+    )
+
+
+def test_a_model_too_many_is_not_ready(engine: Engine) -> None:
+    extra = {"m1": engine.root, "m2": engine.root, "m3": engine.root, "org/base": "org/base"}
+
+    lines = engine.fails(timeout=0.2, serve=extra)
+
+    assert "/v1/models lists m3, which is not declared" in lines[0]
+
+
+def test_a_model_from_another_blob_is_not_ready(engine: Engine) -> None:
+    other = {"m1": "/elsewhere", "m2": engine.root, "org/base": "org/base"}
+
+    lines = engine.fails(timeout=0.2, serve=other)
+
+    assert f"/v1/models lists m1 from /elsewhere instead of {engine.root}" in lines[0]
+
+
+def test_the_api_key_is_taken_from_the_secrets(engine: Engine, pod: PodDirectory) -> None:
+    pod.run("secrets", stdin={"engine": ENGINE, "secrets": {"VLLM_API_KEY": "sk-canary"}})
+
+    assert engine.activate(key="sk-canary").status == 0
+    lines = engine.fails(timeout=0.2, key="sk-other")
+    assert "/v1/models refuses the API key in the secrets" in lines[1]
+    assert "canary" not in "".join(lines)
+
+
+def test_another_programs_answer_is_no_proof(engine: Engine, systemd: FakeSystemd) -> None:
+    """Something that answers rightly on the port, while the unit that should is down."""
+    engine.activate()
+    document = engine.document("m1", "m2", die=["OSError: address already in use"])
+    server = systemd.units[UNIT].server
+    assert server is not None
+    systemd.units[UNIT].server = None
+    server.shutdown()
+    server.server_close()
+    systemd.units[UNIT].behaviour["polls"] = 10**9
+    other = serve({"serve": dict.fromkeys(["m1", "m2", "org/base"], engine.root), "port": engine.port})
+    try:
+        answer = engine.pod.run("activate", stdin={**document, "ready": {**document["ready"], "timeoutSeconds": 0.2}})
+    finally:
+        other.shutdown()
+        other.server_close()
+    assert answer.status == 1
+    assert answer.lines[1] == (
+        f"{UNIT} did not become ready: the engine ended (oom-kill): OSError: address already in use; "
+        "the unit from before did not come back either: the engine ended (exit-code)"
+    )
+
+
+def test_a_port_that_a_foreign_program_has_is_refused(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    other = serve({"serve": {}, "port": engine.port})
+    before = pod.snapshot()
+    try:
+        answer = engine.activate()
+    finally:
+        other.shutdown()
+        other.server_close()
+    assert (answer.status, answer.lines) == (
+        1,
+        [f"another program already answers at http://127.0.0.1:{engine.port}: stop it, or choose another engine.port"],
+    )
+    assert (pod.snapshot(), systemd.calls) == (before, [])
+
+
+OTHER, OTHER_UNIT = "prod-base-0", "lora-pods-prod-base-0.service"
+
+
+def test_another_engine_of_the_stack_on_the_port_gives_way(engine: Engine, systemd: FakeSystemd) -> None:
+    engine.activate(engine=OTHER)
+    systemd.calls.clear()
+
+    answer = engine.activate()
+
+    assert answer == (
+        0,
+        activated(1, restarted=True),
+        [f"stopping {OTHER_UNIT}, which has this port in this stack"],
+    )
+    assert systemd.calls == [f"disable --now {OTHER_UNIT}", *RESTART]
+    assert (systemd.units[OTHER_UNIT].active, systemd.units[OTHER_UNIT].enabled) == ("inactive", False)
+    # It stays so when the next activation fails: it was not running any more.
+    engine.fails(die=[])
+    assert systemd.units[OTHER_UNIT].active == "inactive"
+
+
+def test_the_engine_that_gave_way_comes_back(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    engine.activate(engine=OTHER)
+    systemd.calls.clear()
+
+    lines = engine.fails(die=["OSError: no model"])
+
+    assert lines == [
+        f"stopping {OTHER_UNIT}, which has this port in this stack",
+        f"{UNIT} did not become ready: the engine ended (oom-kill): OSError: no model; {OTHER_UNIT} was started again",
+        "errors in its journal:",
+        "  OSError: no model",
+        "last lines of its journal:",
+        f"  Started {UNIT}",
+        "  OSError: no model",
+    ]
+    assert systemd.calls == [f"disable --now {OTHER_UNIT}", *RESTART, *TAKEN_AWAY, f"enable --now {OTHER_UNIT}"]
+    assert (systemd.units[OTHER_UNIT].active, systemd.units[OTHER_UNIT].enabled) == ("active", True)
+    assert [path.name for path in pod.units.iterdir()] == [OTHER_UNIT]
+
+
+def test_a_port_of_another_stack_is_refused(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    theirs = {**engine.document(engine=OTHER), "stack": "theirs"}
+    assert pod.run("activate", stdin=theirs).status == 0
+    systemd.calls.clear()
+    before = pod.snapshot()
+
+    answer = engine.activate()
+
+    assert (answer.status, answer.lines) == (
+        1,
+        [f"port {engine.port} belongs to the engine {OTHER} of stack theirs: choose another engine.port"],
+    )
+    assert (pod.snapshot(), systemd.calls) == (before, [])
+
+
+def test_a_blob_that_is_not_here_is_refused(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    nowhere = "9" * 64
+    document = engine.document()
+    document["unit"]["text"] += f"# {pod.root}/blobs/sha256/{nowhere}\n"
+
+    answer = pod.run("activate", stdin=document)
+
+    assert (answer.status, answer.lines) == (
+        1,
+        [f"sha256:{nowhere}, which the unit names, is not on this pod: it must be placed first"],
+    )
+    assert systemd.calls == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("engine", "../x", "\"../x\" is not a usable engine: letters, digits, '.', '_' and '-' only"),
+        ("unit.name", "ssh.service", f"the unit of engine {ENGINE} must be named {UNIT}"),
+        ("unit.text", 1, "the document's unit.text must be text"),
+        ("ready.url", "https://x", "the document's ready.url must begin with http://"),
+        ("ready.timeoutSeconds", "long", "the document's ready.timeoutSeconds must be a number"),
+        ("ready.timeoutSeconds", True, "the document's ready.timeoutSeconds must be a number"),
+        ("ready.models", ["m1"], "the document's ready.models must be an object"),
+        ("port", "8000", "the document's port must be a whole number"),
+        ("secretsRevision", "1", "the document's secretsRevision must be a whole number"),
+        ("stack", None, "the document's stack is missing: it must be text"),
+    ],
+)
+def test_a_document_that_makes_no_sense_is_refused(
+    path: str, value: object, sentence: str, engine: Engine, pod: PodDirectory, systemd: FakeSystemd
+) -> None:
+    document = engine.document()
+    *parents, last = path.split(".")
+    place = document
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+
+    assert pod.run("activate", stdin=document) == (1, {}, [sentence])
+    assert (systemd.calls, list(pod.units.iterdir())) == ([], [])
+
+
+def test_progress_says_what_it_waits_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "SAY_SECONDS", 0.0)
+
+    answer = engine.activate(polls=2, says=["Loading weights " + "x" * 300])
+
+    last = ("Loading weights " + "x" * 300)[:160]
+    assert answer.status == 0
+    assert answer.lines[0] == (
+        f"waiting for {UNIT}: active (running), 0 of 20 s, nothing answers at http://127.0.0.1:{engine.port}; "
+        f"it says: {last}"
+    )
+
+
+def test_no_secret_comes_out_of_a_failure(engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "SAY_SECONDS", 0.0)
+    awkward = "canary\"q\\uote'é"
+    pod.run("secrets", stdin={"engine": ENGINE, "secrets": {"HF_TOKEN": "hf_canary", "VLLM_API_KEY": awkward}})
+
+    lines = engine.fails(
+        timeout=0.1,
+        hang=True,
+        polls=10**9,
+        says=[
+            f"args: api_key={awkward} token=hf_canary",
+            f"json: {json.dumps(awkward)}, repr: {awkward!r}",
+            "ERROR ValueError: token " + "x" * 285 + "hf_canary is bad",
+        ],
+    )
+
+    text = "\n".join(lines)
+    assert "canary" not in text
+    assert "args: api_key=[secret] token=[secret]" in text
+    assert 'json: "[secret]", repr: ' in text
+    assert any(line.startswith("waiting for") for line in lines)
+
+
+def test_an_engine_keeps_only_itself_waiting(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    """While one engine loads, the store is free: another base of the stack is prepared, placed, even activated."""
+    results: list[int] = []
+
+    def meanwhile(unit: FakeUnit) -> None:
+        results.append(pod.run("gc").status)
+        assert (pod.root / f".lock-{ENGINE}").exists()
+
+    systemd.on_look = [lambda unit: None] * 5 + [meanwhile]
+
+    assert engine.activate(polls=10).status == 0
+    assert results == [0]
+
+
+def test_deactivate_takes_everything_of_the_engine(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    homes = pod.root.parent
+    (homes / "private" / f"lora-pods-{ENGINE}" / "huggingface").mkdir(parents=True)
+    (homes / f"lora-pods-{ENGINE}").symlink_to(f"private/lora-pods-{ENGINE}")
+    engine.activate()
+    pod.run("unplace", "--stack", "prod", "--base", "org/base")
+    systemd.calls.clear()
+
+    answer = pod.run("deactivate", "--engine", ENGINE)
+
+    assert answer == (0, {"engine": ENGINE, "removed": True, "collected": [engine.digest]}, [])
+    assert systemd.calls == [f"disable --now {UNIT}", f"reset-failed {UNIT}", *TAKEN_AWAY]
+    assert (list(pod.units.iterdir()), pod.blobs()) == ([], set())
+    assert not (pod.root / "units" / ENGINE).exists()
+    assert list((homes / "private").iterdir()) == []
+    assert not (homes / f"lora-pods-{ENGINE}").is_symlink()
+    assert pod.run("deactivate", "--engine", ENGINE).result == {"engine": ENGINE, "removed": False, "collected": []}
+    assert pod.run("remove").result == {"removed": True, "left": []}
+
+
+def test_deactivate_leaves_a_directory_that_systemd_did_not_make(engine: Engine, pod: PodDirectory) -> None:
+    mine = pod.root.parent / f"lora-pods-{ENGINE}"
+    mine.mkdir()
+    engine.activate()
+
+    pod.run("deactivate", "--engine", ENGINE)
+
+    assert mine.is_dir()
+
+
+def test_an_engine_that_does_not_stop_is_not_forgotten(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    engine.activate()
+    stop, systemd._stop = systemd._stop, lambda unit: None  # type: ignore[method-assign]
+
+    answer = pod.run("deactivate", "--engine", ENGINE)
+
+    systemd._stop = stop  # type: ignore[method-assign]
+    assert (answer.status, answer.lines) == (1, [f"{UNIT} does not stop: it is active (running)"])
+    assert (pod.units / UNIT).exists()
+    assert generations(pod) == {1: True}

@@ -1,0 +1,299 @@
+"""The first run on a pod: what it lacks, all at once; then podctl and, where asked for, vLLM are there."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.on_pod import podctl
+from components.on_pod.boot import BOOT
+from tests.unit.podctl.pods import Answer, PodDirectory, mode
+
+SOURCE = Path(podctl.__file__).read_text(encoding="utf-8")
+SHA256 = hashlib.sha256(SOURCE.encode()).hexdigest()
+Disk = namedtuple("Disk", "f_bavail f_blocks f_frsize")
+GIB = 1024**3
+
+
+class Machine:
+    """A machine that has everything, until a test takes something away."""
+
+    def __init__(self, pod: PodDirectory, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pod = pod
+        self.disk, self.shm = 100 * GIB, GIB
+        self.programs: dict[tuple[str, ...], podctl.Ran] = {
+            ("systemctl", "--no-pager", "--version"): podctl.Ran(0, "systemd 252 (252.38-1~deb12u1)\n+PAM\n", ""),
+            ("nvidia-smi", "-L"): podctl.Ran(
+                0, "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n", ""
+            ),
+        }
+        self.opt = directory / "opt"
+        (self.opt / "vllm/bin").mkdir(parents=True)
+        self.python = self.opt / "vllm/bin/python"
+        self.python.write_text("#!/bin/sh\n")
+        self.python.chmod(0o755)
+        self.has_vllm(str(self.python), "0.33.0")
+        self.base = self.opt / "base"
+        self.base.mkdir()
+        (self.base / "config.json").write_text("{}")
+        monkeypatch.setattr(podctl, "run", lambda *argv, **_: self.programs.get(argv, podctl.Ran(127, "", "none")))
+        monkeypatch.setattr(podctl, "pid_1_fault", lambda: "")
+        monkeypatch.setattr(os, "statvfs", self._statvfs)
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setattr(podctl, "TEMPORARY", ("/nowhere",))
+        monkeypatch.setattr(podctl, "HOMES", (str(directory / "home"),))
+        for parent in (directory, *directory.parents[:-2]):
+            if not parent.stat().st_mode & stat.S_IXOTH:
+                parent.chmod(0o755)  # pytest's directories are for their user alone
+
+    def has_vllm(self, python: str, version: str) -> None:
+        self.programs[(python, "-I", "-c", podctl.VLLM_PROBE)] = podctl.Ran(0, version + "\n", "")
+
+    def _statvfs(self, path: str) -> Disk:
+        return Disk(self.disk, self.shm, 1) if path == "/dev/shm" else Disk(self.disk, self.disk, 1)
+
+    def prepare(self, **needs: Any) -> Answer:
+        wanted = {"diskGiB": 1.0, "shmMiB": 160, "gpu": False, "python": None, "vllm": None, "base": None, **needs}
+        document = {"podctl": SOURCE, "sha256": SHA256, "needs": wanted, "identity": "pod-1"}
+        return self.pod.run("prepare", stdin=document)
+
+    def faults(self, **needs: Any) -> list[str]:
+        answer = self.prepare(**needs)
+        assert (answer.status, answer.lines[0]) == (1, "this pod cannot serve yet:")
+        assert not self.pod.root.exists()
+        return answer.lines[1:]
+
+
+@pytest.fixture
+def machine(pod: PodDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(pod, tmp_path, monkeypatch)
+
+
+def test_a_machine_that_has_everything(machine: Machine, pod: PodDirectory) -> None:
+    answer = machine.prepare(gpu=True, python=str(machine.python), base=str(machine.base))
+
+    identity = Path("/etc/machine-id")
+    assert answer == (
+        0,
+        {
+            "machineId": identity.read_text().strip() if identity.exists() else "",
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "systemd": "252",
+            "vllm": "0.33.0",
+            "gpus": ["NVIDIA H200", "NVIDIA H200"],
+        },
+        [],
+    )
+    installed = pod.root / "bin" / f"podctl-{SHA256[:12]}.py"
+    assert installed.read_text(encoding="utf-8") == SOURCE
+    assert (mode(installed), mode(pod.root)) == ("0o644", "0o755")
+    written = installed.stat()
+    assert machine.prepare().status == 0
+    assert installed.stat() == written
+
+
+def test_every_fault_is_reported_at_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "pid_1_fault", lambda: "PID 1 is sshd and must be systemd")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    del machine.programs[("nvidia-smi", "-L")]
+    machine.disk, machine.shm = GIB // 2, 64 * 1024**2
+
+    faults = machine.faults(gpu=True, python="/opt/none/python", base="/opt/none/base", vllm={"version": "1;rm"})
+
+    assert faults == [
+        "- PID 1 is sshd and must be systemd",
+        "- this must run as root: log in as root, or let the user use sudo",
+        f"- the disk of {machine.pod.root} has 512.0 MiB free and the models need 1.0 GiB",
+        "- /dev/shm has 64.0 MiB and vLLM needs 160.0 MiB: give it more (a container: --shm-size)",
+        "- nvidia-smi lists no GPU: install NVIDIA's driver, or set engine.device to cpu",
+        "- engine.python /opt/none/python is not a program on this pod",
+        "- the base /opt/none/base has no config.json on this pod",
+        '- engine.vllm.version "1;rm" is not a version',
+    ]
+
+
+def test_an_interpreter_without_vllm(machine: Machine) -> None:
+    machine.has_vllm(str(machine.python), "")
+
+    assert machine.faults(python=str(machine.python)) == [
+        f"- engine.python {machine.python} has no vLLM: install it there, or set engine.vllm"
+    ]
+
+
+def test_an_interpreter_that_the_engines_user_cannot_reach(machine: Machine) -> None:
+    (machine.opt / "vllm").chmod(0o700)
+
+    assert machine.faults(python=str(machine.python)) == [
+        f"- engine.python is at {machine.python}, and other users may not enter {machine.opt}/vllm: "
+        f"chmod o+x {machine.opt}/vllm"
+    ]
+
+
+def test_an_interpreter_that_leads_into_a_home(machine: Machine) -> None:
+    """As uv makes them: a venv under /opt whose python is a link into root's home, which the unit does not see."""
+    home = machine.opt.parent / "home"
+    (home / "uv").mkdir(parents=True)
+    real = home / "uv" / "python3.12"
+    machine.python.rename(real)
+    machine.python.symlink_to(real)
+
+    assert machine.faults(python=str(machine.python)) == [
+        f"- engine.python is at {real}, and the engine cannot see {home}: put it elsewhere, say /opt"
+    ]
+    # A path that the unit itself names in a home makes the unit see homes (render.py).
+    machine.has_vllm(str(real), "0.33.0")
+    assert machine.prepare(python=str(real)).status == 0
+
+
+def test_a_base_in_a_temporary_directory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "TEMPORARY", (str(machine.opt),))
+
+    assert machine.faults(base=str(machine.base)) == [
+        f"- the base {machine.base} is at {machine.base}/config.json, and the engine cannot see {machine.opt}: "
+        "put it elsewhere, say /opt"
+    ]
+
+
+def test_a_base_whose_weights_only_root_reads(machine: Machine) -> None:
+    weights = machine.base / "model.safetensors"
+    weights.write_bytes(b"")
+    weights.chmod(0o600)
+
+    assert machine.faults(base=str(machine.base)) == [
+        f"- the base {machine.base} has model.safetensors, which other users may not read: chmod -R o+rX {machine.base}"
+    ]
+
+
+def test_a_podctl_that_was_cut_on_its_way_is_not_installed(machine: Machine, pod: PodDirectory) -> None:
+    needs = {"diskGiB": 1, "shmMiB": 1, "gpu": False, "python": None, "vllm": None, "base": None}
+
+    answer = pod.run("prepare", stdin={"podctl": SOURCE[:-1], "sha256": SHA256, "needs": needs})
+
+    assert (answer.status, answer.lines) == (1, ["podctl did not arrive whole: run this again"])
+    assert not pod.root.exists()
+
+
+def test_pid_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter([podctl.Ran(0, "running\n", ""), podctl.Ran(1, "degraded\n", ""), podctl.Ran(1, "offline\n", "")])
+    monkeypatch.setattr(podctl, "run", lambda *argv, **_: next(states))
+    monkeypatch.setattr(os.path, "isdir", lambda path: path == "/run/systemd/system")
+    assert podctl.pid_1_fault() == ""
+    assert podctl.pid_1_fault() == ""
+    assert podctl.pid_1_fault() == "systemd is offline here and must be running"
+    monkeypatch.setattr(os.path, "isdir", lambda path: False)
+    monkeypatch.setattr(podctl, "read_file", lambda path: b"sshd\n")
+    assert podctl.pid_1_fault() == "PID 1 is sshd and must be systemd: use a machine or a container that boots with it"
+
+
+UV = """#!/bin/sh
+echo "uv $*" >> "$LOG"
+env | grep ^UV_ | sort >> "$LOG"
+case $1 in
+venv) eval "target=\\${$#}"; mkdir -p "$target/bin"; printf '#!/bin/sh\\necho 0.33.0\\n' > "$target/bin/python"
+      chmod 755 "$target/bin/python"; mkdir -p "$UV_CACHE_DIR/wheels" ;;
+pip)  test ! -e "$LOG.fail" || { echo "  x No solution found: there is no version of vllm==0.33.0"; exit 1; } ;;
+esac
+"""
+
+
+@pytest.fixture
+def uv_log(pod: PodDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A uv on PATH that writes down what it is asked."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "uv").write_text(UV)
+    (programs / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    for name in [name for name in os.environ if name.startswith("UV_")]:
+        monkeypatch.delenv(name)
+    return tmp_path / "log"
+
+
+def test_vllm_is_installed_once(pod: PodDirectory, uv_log: Path) -> None:
+    store = podctl.Store(str(pod.root), str(pod.units))
+
+    python = podctl.make_venv(store, "0.33.0")
+
+    venv = f"{pod.root}/venvs/vllm-0.33.0"
+    environment = [
+        f"UV_CACHE_DIR={pod.root}/cache",
+        "UV_NATIVE_TLS=1",
+        "UV_NO_CONFIG=1",
+        "UV_NO_PROGRESS=1",
+        f"UV_PYTHON_INSTALL_DIR={pod.root}/python",
+    ]
+    assert python == f"{venv}/bin/python"
+    assert uv_log.read_text().splitlines() == [
+        f"uv venv --python >=3.11,<3.14 {venv}",
+        *environment,
+        f"uv pip install --python {python} vllm==0.33.0",
+        *environment,
+    ]
+    assert sorted(path.name for path in pod.root.iterdir()) == ["venvs"]
+    assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
+    uv_log.unlink()
+    assert podctl.make_venv(store, "0.33.0") == python
+    assert not uv_log.exists()
+
+
+def test_an_installation_that_failed_is_made_anew(
+    pod: PodDirectory, uv_log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = podctl.Store(str(pod.root), str(pod.units))
+    uv_log.with_name("log.fail").touch()
+    with pytest.raises(podctl.Refusal) as refusal:
+        podctl.make_venv(store, "0.33.0")
+    uv = shutil.which("uv")
+    assert str(refusal.value) == f"installing vLLM 0.33.0 failed ({uv} pip)"
+    assert refusal.value.details == ("  x No solution found: there is no version of vllm==0.33.0",)
+    assert capsys.readouterr().err.splitlines() == ["making a venv for vLLM", "installing vLLM 0.33.0"]
+    assert (pod.root / "venvs/vllm-0.33.0.building").exists()
+    uv_log.with_name("log.fail").unlink()
+
+    podctl.make_venv(store, "0.33.0")
+
+    assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
+
+
+def test_boot_runs_the_podctl_of_the_document() -> None:
+    """The real line, in a real shell: it gets as far as a disk that no machine has."""
+    needs = {"diskGiB": 10**9, "shmMiB": 1, "gpu": False, "python": None, "vllm": None, "base": None}
+    document = {"podctl": SOURCE, "sha256": SHA256, "needs": needs, "identity": "é\u2028"}
+    ran = subprocess.run(["sh", "-c", BOOT], input=json.dumps(document).encode(), capture_output=True)
+    assert (ran.returncode, ran.stdout) == (1, b"")
+    lines = ran.stderr.decode().splitlines()
+    assert lines[0] == "this pod cannot serve yet:"
+    assert any(line.startswith("- the disk of /var/lib/lora-pods has ") for line in lines)
+    assert len(BOOT) < 250
+
+
+def test_boot_says_when_there_is_no_python(tmp_path: Path) -> None:
+    shell = shutil.which("sh")
+    assert shell is not None
+    ran = subprocess.run([shell, "-c", BOOT], input=b"{}", capture_output=True, env={"PATH": str(tmp_path)})
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, b"", b"python3 is not on this pod: install 3.8 or newer\n")
+
+
+def test_the_stdlib_of_python_3_8_is_enough() -> None:
+    vermin = Path(sys.executable).with_name("vermin")
+    ran = subprocess.run([vermin, "-t=3.8-", "--no-tips", podctl.__file__], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.splitlines()[-2]) == (0, "Minimum required versions: 3.8")
+    modules = set()
+    for node in ast.walk(ast.parse(SOURCE)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add((node.module or "").partition(".")[0])
+    assert modules - {"__future__"} <= sys.stdlib_module_names

@@ -1,0 +1,330 @@
+"""Bundles on their way: resumed, verified, and never a blob before they are whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from components.on_pod import podctl
+from tests.unit.podctl.pods import WEIGHTS, Answer, PodDirectory, bundle, digest_of
+
+TAR = bundle(b"w" * 3_000_000)
+DIGEST = digest_of(TAR)
+SIZE = len(TAR)
+OTHER = bundle(b"other")
+OTHER_DIGEST = digest_of(OTHER)
+
+
+def head(*bundles: tuple[str, int, int]) -> bytes:
+    listed = [{"digest": digest, "size": size, "offset": offset} for digest, size, offset in bundles]
+    return json.dumps({"bundles": listed}).encode() + b"\n"
+
+
+def missing(pod: PodDirectory, bundles: dict[str, int]) -> dict[str, int]:
+    result: dict[str, int] = pod.run("missing", stdin={"bundles": bundles}).result["missing"]
+    return result
+
+
+def test_receive_keeps_what_has_the_digest(pod: PodDirectory) -> None:
+    answer = pod.run("receive", DIGEST, stdin=TAR)
+
+    assert answer == (0, {"digest": DIGEST, "have": False, "received": SIZE}, [])
+    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.run("have", DIGEST).result == {"digest": DIGEST, "have": False, "staged": SIZE}
+    assert pod.blobs() == set()
+
+
+def test_receive_throws_away_what_has_another_digest(pod: PodDirectory) -> None:
+    answer = pod.run("receive", DIGEST, stdin=OTHER)
+
+    assert (answer.status, answer.lines) == (
+        1,
+        [
+            f"the {len(OTHER)} bytes that arrived as {DIGEST} have the digest {OTHER_DIGEST}: they are thrown away",
+        ],
+    )
+    assert list((pod.root / "staging").iterdir()) == []
+    assert pod.run("have", DIGEST).result == {"digest": DIGEST, "have": False, "staged": 0}
+
+
+def test_a_short_stream_is_kept_and_resumed(pod: PodDirectory) -> None:
+    short = pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1_500_001])
+    assert (short.status, short.lines) == (
+        1,
+        [f"the connection ended after 1500001 of {SIZE} bytes of {DIGEST}: they are kept, run this again"],
+    )
+    assert pod.run("have", DIGEST).result["staged"] == 1_500_001
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 1_500_001}
+
+    rest = pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "1500001", stdin=TAR[1_500_001:])
+
+    assert rest.result == {"digest": DIGEST, "have": False, "received": SIZE - 1_500_001}
+    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert not pod.staged(DIGEST, ".tar.part").exists()
+
+
+def test_a_resumed_bundle_may_begin_before_the_kept_end(pod: PodDirectory) -> None:
+    """Another sender of the same bundle may have come further since `missing` answered."""
+    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:2_000_000])
+
+    assert pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "10", stdin=TAR[10:]).status == 0
+    assert pod.staged(DIGEST).read_bytes() == TAR
+
+
+def test_an_offset_past_the_kept_end_is_refused(pod: PodDirectory) -> None:
+    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:100])
+
+    answer = pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "200", stdin=TAR[200:])
+
+    assert (answer.status, answer.lines) == (1, [f"{DIGEST} has fewer than 200 bytes here: ask again what is missing"])
+    assert pod.staged(DIGEST, ".tar.part").read_bytes() == TAR[:100]
+
+
+def test_a_damaged_part_is_found_by_the_digest_and_sent_anew(pod: PodDirectory) -> None:
+    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1000])
+    pod.staged(DIGEST, ".tar.part").write_bytes(b"x" * 1000)
+
+    assert pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "1000", stdin=TAR[1000:]).status == 1
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 0}
+
+
+def test_more_bytes_than_declared_are_thrown_away(pod: PodDirectory) -> None:
+    answer = pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR + b"x")
+
+    assert (answer.status, answer.lines) == (
+        1,
+        [f"more than the {SIZE} bytes declared arrived as {DIGEST}: they are thrown away"],
+    )
+    assert list((pod.root / "staging").iterdir()) == []
+
+
+def test_a_bundle_that_is_unpacked_already_is_not_received(pod: PodDirectory) -> None:
+    pod.stage(TAR)
+    pod.place({"m": DIGEST})
+
+    assert pod.run("receive", DIGEST, stdin=b"") == (0, {"digest": DIGEST, "have": True, "received": 0}, [])
+
+
+def test_receive_all_takes_bundles_one_after_the_other(pod: PodDirectory) -> None:
+    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1000])
+
+    answer = pod.run(
+        "receive-all",
+        stdin=head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 1000)) + OTHER + TAR[1000:],
+    )
+
+    assert answer == (
+        0,
+        {"received": {OTHER_DIGEST: len(OTHER), DIGEST: SIZE - 1000}},
+        [f"{OTHER_DIGEST} is here (3.0 KiB)", f"{DIGEST} is here (2.9 MiB)"],
+    )
+    assert (pod.staged(OTHER_DIGEST).read_bytes(), pod.staged(DIGEST).read_bytes()) == (OTHER, TAR)
+    assert missing(pod, {DIGEST: SIZE, OTHER_DIGEST: len(OTHER)}) == {}
+
+
+def test_receive_all_keeps_what_came_before_the_cut(pod: PodDirectory) -> None:
+    stream = head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 0)) + OTHER + TAR[:1234]
+
+    answer = pod.run("receive-all", stdin=stream)
+
+    assert (answer.status, answer.lines[-1]) == (
+        1,
+        f"the connection ended after 1234 of {SIZE} bytes of {DIGEST}: they are kept, run this again",
+    )
+    assert missing(pod, {DIGEST: SIZE, OTHER_DIGEST: len(OTHER)}) == {DIGEST: 1234}
+
+
+def test_receive_all_reads_past_what_somebody_else_sent_meanwhile(pod: PodDirectory) -> None:
+    pod.stage(OTHER)
+
+    answer = pod.run("receive-all", stdin=head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 0)) + OTHER + TAR)
+
+    assert answer.result == {"received": {OTHER_DIGEST: 0, DIGEST: SIZE}}
+    assert pod.staged(DIGEST).read_bytes() == TAR
+
+
+def test_receive_all_refuses_bytes_nobody_declared(pod: PodDirectory) -> None:
+    answer = pod.run("receive-all", stdin=head((OTHER_DIGEST, len(OTHER), 0)) + OTHER + b"x")
+
+    assert (answer.status, answer.lines[-1]) == (1, "more bytes arrived than the 1 bundles declared")
+
+
+@pytest.mark.parametrize(
+    ("stdin", "sentence"),
+    [
+        (b"", "the first line on stdin is not JSON"),
+        (b"\xff\n", "the first line on stdin is not JSON"),
+        (b"[]\n", "the document's bundles is missing: it must be a list"),
+        (b'{"bundles": {}}\n', "the document's bundles must be a list"),
+        (b'{"bundles": [1]}\n', "the document's size is missing: it must be a whole number"),
+        (head((DIGEST, 10, 11)), "the document's offset 11 is not within a bundle of 10 bytes"),
+        (head((DIGEST, 10, -1)), "the document's offset -1 is not within a bundle of 10 bytes"),
+        (head(("../x", 10, 0)), '"../x" is not a digest: sha256: and 64 lowercase hex digits'),
+    ],
+)
+def test_receive_all_refuses_a_list_it_cannot_follow(stdin: bytes, sentence: str, pod: PodDirectory) -> None:
+    assert pod.run("receive-all", stdin=stdin) == (1, {}, [sentence])
+    assert pod.snapshot() == {str(pod.units): pod.snapshot()[str(pod.units)]}
+
+
+def test_missing_counts_no_blob_that_lost_bytes(pod: PodDirectory) -> None:
+    pod.stage(OTHER)
+    pod.place({"m": OTHER_DIGEST})
+    assert missing(pod, {OTHER_DIGEST: len(OTHER)}) == {}
+    pod.blob(OTHER_DIGEST).chmod(0o755)
+    (pod.blob(OTHER_DIGEST) / WEIGHTS).chmod(0o644)
+    (pod.blob(OTHER_DIGEST) / WEIGHTS).write_bytes(b"")
+
+    assert missing(pod, {OTHER_DIGEST: len(OTHER)}) == {OTHER_DIGEST: 0}
+    pod.run("receive-all", stdin=head((OTHER_DIGEST, len(OTHER), 0)) + OTHER)
+    assert pod.place({"m": OTHER_DIGEST}).result["unpacked"] == [OTHER_DIGEST]
+    assert (pod.blob(OTHER_DIGEST) / WEIGHTS).read_bytes() == b"other"
+
+
+Disk = namedtuple("Disk", "f_bavail f_frsize f_files f_favail")
+
+
+def test_missing_says_when_the_disk_is_too_small(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    mebibyte = 1024 * 1024
+    bundles = {DIGEST: 40 * mebibyte, OTHER_DIGEST: 60 * mebibyte}
+    disk = Disk(224 * mebibyte, 1, 10_000, 10_000)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+
+    # Both arrive (100), the larger of them is unpacked beside its tar (60), and 64 stay free.
+    assert pod.run("missing", stdin={"bundles": bundles}).result["freeBytes"] == 224 * mebibyte
+    disk = disk._replace(f_bavail=224 * mebibyte - 1)
+    answer = pod.run("missing", stdin={"bundles": bundles})
+    assert (answer.status, answer.lines) == (
+        1,
+        [
+            f"the disk of {pod.root} has 224.0 MiB free and the bundles need 224.0 MiB: "
+            "make room there, or use a larger disk"
+        ],
+    )
+
+    disk = Disk(10**12, 1, 10_000, 100)
+    answer = pod.run("missing", stdin={"bundles": bundles})
+    assert answer.lines == [f"the disk of {pod.root} has 100 inodes free and the bundles need 115: remove files there"]
+
+
+def test_nothing_missing_needs_no_disk(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: Disk(0, 1, 0, 0))
+
+    assert pod.run("missing", stdin={"bundles": {}}) == (0, {"missing": {}, "freeBytes": 0}, [])
+
+
+def test_a_full_disk_is_a_sentence_and_the_part_stays(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(stream: object, file: object, *_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(podctl, "pump", full)
+
+    answer = pod.run("receive", DIGEST, stdin=TAR)
+
+    assert (answer.status, answer.lines) == (1, ["podctl receive failed: this pod: No space left on device"])
+
+
+def podctl_process(pod: PodDirectory, *arguments: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_two_at_once_are_serialised(pod: PodDirectory) -> None:
+    pod.stage(TAR)
+    with podctl.hold(str(pod.root / ".lock"), "place"):
+        waiting = podctl_process(pod, "unpack", DIGEST, "--ref", "prod/m")
+        assert waiting.stderr is not None
+        said = waiting.stderr.readline().decode()
+        assert said == f"waiting for another podctl (pid {os.getpid()}, place)\n"
+        assert waiting.poll() is None
+        assert pod.blobs() == set()
+    out, err = waiting.communicate(timeout=30)
+    assert (waiting.returncode, err, json.loads(out)["unpacked"]) == (0, b"", True)
+    assert not (pod.root / ".lock").exists()
+
+
+def test_waiting_for_ever_ends_with_a_sentence(tmp_path: Path) -> None:
+    path = str(tmp_path / ".lock")
+    with (
+        podctl.hold(path, "activate"),
+        pytest.raises(podctl.Refusal) as refusal,
+        podctl.hold(path, "place", seconds=0),
+    ):
+        pass
+    holder = f"pid {os.getpid()}, activate"
+    assert str(refusal.value) == (
+        f"another podctl ({holder}) has held {path} for 0 seconds: run this again when it is done"
+    )
+
+
+def test_a_killed_holder_holds_nothing(pod: PodDirectory) -> None:
+    pod.stage(TAR)
+    lock = pod.root / ".lock"
+    lock.write_text("pid 1, a verb with quite a long name that was killed")
+
+    assert pod.run("unpack", DIGEST, "--ref", "prod/m").status == 0
+    assert not lock.exists()
+
+
+def test_a_lock_that_was_removed_while_one_waited_counts_no_more(tmp_path: Path) -> None:
+    """Two waiters, one lock file gone: only one of them may go on."""
+    path = tmp_path / ".lock"
+    old = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(old, fcntl.LOCK_EX)
+    inside: list[int] = []
+    overlap: list[bool] = []
+
+    def worker() -> None:
+        with podctl.hold(str(path), "test"):
+            inside.append(1)
+            overlap.append(len(inside) > 1)
+            time.sleep(0.05)
+            inside.pop()
+
+    threads = [threading.Thread(target=worker) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    path.unlink()
+    os.close(old)
+    for thread in threads:
+        thread.join(10)
+    assert overlap == [False] * 4
+    assert not path.exists()
+
+
+def test_one_bundle_from_two_senders_arrives_once(pod: PodDirectory) -> None:
+    first = podctl_process(pod, "receive-all")
+    assert first.stdin is not None
+    first.stdin.write(head((DIGEST, SIZE, 0)) + TAR[:1_000_000])
+    first.stdin.flush()
+    lock = pod.staged(DIGEST, ".lock")
+    deadline = time.monotonic() + 20
+    while not lock.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    second = podctl_process(pod, "receive-all")
+    assert second.stderr is not None
+    assert second.stdin is not None
+    feeder = threading.Thread(target=second.stdin.write, args=(head((DIGEST, SIZE, 0)) + TAR,))
+    feeder.start()
+    assert second.stderr.readline() == f"waiting for another podctl (pid {first.pid}, receive)\n".encode()
+    first.stdin.write(TAR[1_000_000:])
+    first_out, _ = first.communicate(timeout=30)
+    feeder.join(30)
+    second_out, _ = second.communicate(timeout=30)
+    assert json.loads(first_out) == {"received": {DIGEST: SIZE}}
+    assert json.loads(second_out) == {"received": {DIGEST: 0}}
+    assert pod.staged(DIGEST).read_bytes() == TAR
+
+
+def test_answers_are_one_line(pod: PodDirectory) -> None:
+    answer: Answer = pod.run("missing", stdin={"bundles": {DIGEST: SIZE}})
+    assert set(answer.result) == {"missing", "freeBytes"}

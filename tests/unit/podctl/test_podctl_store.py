@@ -1,0 +1,329 @@
+"""What a pod keeps: references, blobs, and what may be thrown away."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from components.on_pod import podctl
+from tests.unit.podctl.pods import WEIGHTS, PodDirectory, bundle, digest_of
+
+ONLY = "letters, digits, '.', '_' and '-' only"
+ONE, TWO, THREE = (digest_of(bundle(name)) for name in (b"1", b"2", b"3"))
+
+
+@pytest.fixture
+def stocked(pod: PodDirectory) -> PodDirectory:
+    """A pod with three bundles staged."""
+    for weights in (b"1", b"2", b"3"):
+        pod.stage(bundle(weights))
+    return pod
+
+
+def refs(pod: PodDirectory) -> dict[str, str]:
+    found = {}
+    for path in sorted((pod.root / "refs").glob("*/*")):
+        found[f"{path.parent.name}/{path.name}"] = json.loads(path.read_text())["digest"]
+    return found
+
+
+def test_place_unpacks_and_refers(stocked: PodDirectory) -> None:
+    answer = stocked.place({"b": TWO, "a": ONE})
+
+    assert answer == (
+        0,
+        {"models": {"a": ONE, "b": TWO}, "unpacked": sorted([ONE, TWO]), "dropped": [], "collected": []},
+        [f"{digest} is unpacked" for digest in sorted([ONE, TWO])],
+    )
+    assert refs(stocked) == {"prod/a": ONE, "prod/b": TWO}
+    assert stocked.blobs() == {ONE, TWO}
+    assert (stocked.root / "refs/prod/a").read_text() == f'{{"base": "org/base", "digest": "{ONE}"}}\n'
+
+
+def test_placing_again_finds_nothing_to_do(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE})
+    before = stocked.snapshot()
+
+    answer = stocked.place({"a": ONE})
+
+    assert answer == (0, {"models": {"a": ONE}, "unpacked": [], "dropped": [], "collected": []}, [])
+    assert stocked.snapshot() == before
+
+
+def test_a_model_that_leaves_takes_its_blob_along(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE, "b": TWO})
+
+    answer = stocked.place({"a": ONE})
+
+    assert answer.result == {"models": {"a": ONE}, "unpacked": [], "dropped": ["b"], "collected": [TWO]}
+    assert (refs(stocked), stocked.blobs()) == ({"prod/a": ONE}, {ONE})
+
+
+def test_two_models_on_one_digest(stocked: PodDirectory) -> None:
+    assert stocked.place({"a": ONE, "b": ONE}).result["unpacked"] == [ONE]
+
+    answer = stocked.place({"b": ONE})
+
+    assert (answer.result["dropped"], answer.result["collected"]) == (["a"], [])
+    assert (refs(stocked), stocked.blobs()) == ({"prod/b": ONE}, {ONE})
+
+
+def test_two_stacks_on_one_digest(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE}, stack="prod")
+    stocked.place({"a": ONE}, stack="test")
+
+    answer = stocked.run("unplace", "--stack", "test", "--base", "org/base")
+
+    assert answer.result == {"dropped": ["a"], "collected": []}
+    assert (refs(stocked), stocked.blobs()) == ({"prod/a": ONE}, {ONE})
+    assert not (stocked.root / "refs/test").exists()
+    assert stocked.run("unplace", "--stack", "prod", "--base", "org/base").result["collected"] == [ONE]
+    assert stocked.run("unplace", "--stack", "prod", "--base", "org/base").result == {"dropped": [], "collected": []}
+
+
+def test_other_bases_of_the_stack_are_left_alone(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE}, base="org/one")
+
+    answer = stocked.place({"b": TWO}, base="org/two")
+
+    assert answer.result["dropped"] == []
+    assert refs(stocked) == {"prod/a": ONE, "prod/b": TWO}
+    assert stocked.run("unplace", "--stack", "prod", "--base", "org/one").result["dropped"] == ["a"]
+
+
+def test_a_model_that_moved_to_another_base_is_not_dropped_by_its_old_one(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE, "b": TWO}, base="org/one")
+    stocked.place({"a": ONE}, base="org/two")
+
+    answer = stocked.place({"b": TWO}, base="org/one")
+
+    assert answer.result["dropped"] == []
+    assert refs(stocked) == {"prod/a": ONE, "prod/b": TWO}
+
+
+def test_a_digest_that_is_nowhere_changes_nothing(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE})
+    before = stocked.snapshot()
+    nowhere = "sha256:" + "9" * 64
+
+    answer = stocked.place({"a": TWO, "b": nowhere})
+
+    assert (answer.status, answer.lines) == (
+        1,
+        [f"{nowhere}, the adapter of model b, is not on this pod: it must be sent first"],
+    )
+    assert stocked.snapshot() == before
+    assert stocked.staged(TWO).exists()
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (b"{", "the document on stdin is not JSON"),
+        (b"[]", "the document on stdin must be a JSON object"),
+        ({"base": "b", "models": {}}, "the document's stack is missing: it must be text"),
+        ({"stack": "a/b", "base": "b", "models": {}}, f'"a/b" is not a usable stack: {ONLY}'),
+        ({"stack": "s", "base": 1, "models": {}}, "the document's base must be text"),
+        ({"stack": "s", "base": "b", "models": []}, "the document's models must be an object"),
+        ({"stack": "s", "base": "b", "models": {"../m": ONE}}, f'"../m" is not a usable model: {ONLY}'),
+        (
+            {"stack": "s", "base": "b", "models": {"m": None}},
+            "null is not a digest: sha256: and 64 lowercase hex digits",
+        ),
+    ],
+)
+def test_a_document_that_makes_no_sense_is_refused(
+    document: bytes | dict[str, object], sentence: str, pod: PodDirectory
+) -> None:
+    assert pod.run("place", stdin=document) == (1, {}, [sentence])
+    assert not pod.root.exists()
+
+
+def test_gc_leaves_what_it_does_not_know(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE})
+    for path in ("blobs/sha256/notes.txt", "blobs/other/x", "staging/notes.txt", "mine/x", "refs/prod/.hidden"):
+        (stocked.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (stocked.root / path).write_text("mine")
+        os.utime(stocked.root / path, (0, 0))
+
+    assert stocked.run("gc").result == {"collected": []}
+    assert (stocked.root / "blobs/sha256/notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in (stocked.root / "staging").iterdir()) == sorted(
+        [stocked.staged(TWO).name, stocked.staged(THREE).name, "notes.txt"]
+    )
+    assert (stocked.root / "mine/x").exists()
+
+
+def test_gc_takes_abandoned_uploads_after_a_week(stocked: PodDirectory) -> None:
+    week = 7 * 86400
+    part = stocked.staged("sha256:" + "a" * 64, ".tar.part")
+    part.write_bytes(b"half")
+    now = time.time()
+    os.utime(stocked.staged(ONE), (now, now - week - 60))
+    os.utime(part, (now, now - week - 60))
+    os.utime(stocked.staged(TWO), (now, now - week + 60))
+
+    stocked.run("gc")
+
+    left = {path.name for path in (stocked.root / "staging").iterdir()}
+    assert left == {stocked.staged(TWO).name, stocked.staged(THREE).name}
+
+
+def test_gc_takes_what_a_killed_run_left(stocked: PodDirectory) -> None:
+    for suffix in (".new", ".gone"):
+        directory = stocked.staged(ONE, suffix)
+        directory.mkdir()
+        (directory / WEIGHTS).write_text("half")
+        directory.chmod(0o555)
+
+    stocked.run("gc")
+
+    assert not stocked.staged(ONE, ".new").exists()
+    assert not stocked.staged(ONE, ".gone").exists()
+
+
+def test_a_damaged_reference_stops_collecting(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE, "b": TWO})
+    (stocked.root / "refs/prod/b").write_text("{")
+    before = stocked.snapshot()
+
+    answer = stocked.run("gc")
+
+    assert (answer.status, answer.lines) == (
+        1,
+        [
+            f"{stocked.root}/refs/prod/b is damaged, so nothing can be collected: "
+            "run `pulumi up` for stack prod again, or remove that file"
+        ],
+    )
+    assert stocked.snapshot() == before
+
+
+def test_what_missing_answered_stays_until_place(stocked: PodDirectory) -> None:
+    """Between the two, another stack's `unplace` may take the last reference to a blob that was not sent again."""
+    stocked.place({"a": ONE}, stack="theirs")
+    assert stocked.run("missing", stdin={"bundles": {ONE: len(bundle(b"1"))}}).result["missing"] == {}
+
+    stocked.run("unplace", "--stack", "theirs", "--base", "org/base")
+    assert stocked.blobs() == {ONE}
+    assert stocked.place({"m": ONE}, stack="ours").status == 0
+    assert stocked.run("unplace", "--stack", "ours", "--base", "org/base").result["collected"] == [ONE]
+
+
+def test_a_promise_nobody_redeems_ends_after_a_week(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE})
+    stocked.run("missing", stdin={"bundles": {ONE: len(bundle(b"1"))}})
+    os.utime(stocked.staged(ONE, ".claim"), (0, 0))
+
+    assert stocked.run("unplace", "--stack", "prod", "--base", "org/base").result["collected"] == [ONE]
+
+
+def test_kept_generations_and_installed_units_protect_blobs(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE, "b": TWO, "c": THREE})
+    generation = stocked.root / "units/engine/1"
+    generation.mkdir(parents=True)
+    (generation / "doc.json").write_text(json.dumps({"ready": {"models": {"a": str(stocked.blob(ONE))}}}))
+    (stocked.units / "lora-pods-engine.service").write_text(f"ExecStart=vllm {stocked.blob(TWO)}")
+    (stocked.units / "somebody-elses.service").write_text(f"ExecStart=vllm {stocked.blob(THREE)}")
+
+    assert stocked.run("unplace", "--stack", "prod", "--base", "org/base").result["collected"] == [THREE]
+    assert stocked.blobs() == {ONE, TWO}
+
+
+def test_verify_finds_rotten_blobs(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE, "b": TWO, "c": THREE})
+    for digest in (TWO, THREE):
+        stocked.blob(digest).chmod(0o755)
+        (stocked.blob(digest) / WEIGHTS).chmod(0o644)
+    (stocked.blob(TWO) / WEIGHTS).write_bytes(b"x")
+    (stocked.blob(THREE) / WEIGHTS).unlink()
+
+    assert stocked.run("verify") == (0, {"ok": [ONE], "rotten": sorted([TWO, THREE])}, [])
+
+
+def test_verify_knows_files_that_fill_their_blocks(pod: PodDirectory) -> None:
+    digest = pod.stage(bundle(b"w" * 1024, b"c" * 512))
+    pod.place({"a": digest})
+
+    assert pod.run("verify").result == {"ok": [digest], "rotten": []}
+
+
+def test_remove_waits_for_the_last_user(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE})
+    stocked.run("secrets", stdin={"engine": "e", "secrets": {}})
+    before = stocked.snapshot()
+
+    answer = stocked.run("remove")
+
+    left = ["model a of stack prod", "secrets e.env"]
+    assert answer == (
+        0,
+        {"removed": False, "left": left},
+        [f"others still use this pod, so nothing is removed: {', '.join(left)}"],
+    )
+    assert stocked.snapshot() == before
+
+    stocked.run("unplace", "--stack", "prod", "--base", "org/base")
+    stocked.run("unsecret", "--engine", "e")
+    assert stocked.run("remove") == (0, {"removed": True, "left": []}, [])
+    assert not stocked.root.exists()
+    assert stocked.run("remove") == (0, {"removed": True, "left": []}, [])
+
+
+def test_remove_leaves_files_that_are_not_ours(stocked: PodDirectory) -> None:
+    (stocked.root / "notes.txt").write_text("mine")
+
+    answer = stocked.run("remove")
+
+    assert answer == (
+        0,
+        {"removed": True, "left": ["notes.txt"]},
+        [f"{stocked.root} holds files that are not ours, so it stays: notes.txt"],
+    )
+    assert [path.name for path in stocked.root.iterdir()] == ["notes.txt"]
+
+
+def test_remove_takes_the_homes_of_engines_that_never_served(stocked: PodDirectory) -> None:
+    homes = stocked.root.parent
+    (homes / "private").mkdir()
+    for engine in ("dead", "served"):
+        (homes / "private" / f"lora-pods-{engine}").mkdir()
+        (homes / f"lora-pods-{engine}").symlink_to(f"private/lora-pods-{engine}")
+    (stocked.units / "lora-pods-served.service").write_text("")
+    (homes / "lora-pods-backup").mkdir()
+
+    stocked.run("remove")
+
+    assert sorted(path.name for path in homes.iterdir()) == ["lora-pods-backup", "lora-pods-served", "private", "units"]
+    assert [path.name for path in (homes / "private").iterdir()] == ["lora-pods-served"]
+
+
+@pytest.mark.parametrize(
+    "argv", [["gc"], ["verify"], ["unplace", "--stack", "s", "--base", "b"], ["unsecret", "--engine", "e"], ["remove"]]
+)
+def test_undoing_on_an_empty_machine_makes_nothing(argv: list[str], pod: PodDirectory) -> None:
+    assert pod.run(*argv).status == 0
+    assert not pod.root.exists()
+
+
+@pytest.mark.parametrize("argv", [[], ["dance"], ["have"], ["receive", ONE, "--size", "x"], ["unpack", ONE]])
+def test_bad_usage_is_exit_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        podctl.parse(argv)
+    assert stopped.value.code == 2
+
+
+def test_an_unforeseen_error_is_one_line_without_its_text(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(store: object, options: object) -> dict[str, object]:
+        raise KeyError("canary")
+
+    monkeypatch.setitem(podctl.OPTION_VERBS, "gc", broken)
+
+    answer = pod.run("gc")
+
+    assert answer.status == 1
+    assert len(answer.lines) == 1
+    assert answer.lines[0].startswith("podctl gc failed in a way nobody foresaw: KeyError in broken, line ")
