@@ -25,7 +25,6 @@ from components.pods.credentials import private_key_text
 from components.pods.gpu_pod import GpuPod
 from components.remote import pod_command, podctl_line, podctl_sha256
 from components.settings import RawConfig, Settings, load
-from components.ssh import Address, open_session
 
 
 class AdapterBundleProvider(ResourceProvider):
@@ -128,6 +127,9 @@ class PlacedBundles(pulumi.ComponentResource):
 
 
 async def _send(props: Mapping[str, Any], settings: Settings) -> None:
+    # Here, since asyncssh takes a third of a second to load and a preview sends nothing.
+    from components.ssh import Address, open_session
+
     wanted: Mapping[str, str] = props["bundles"]
     sizes = {digest: int(size) for digest, size in props["sizes"].items()}
     described = props["connection"]

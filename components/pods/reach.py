@@ -15,7 +15,6 @@ from pulumi.dynamic import ConfigureRequest, CreateResult, DiffResult, Resource,
 
 from components.pods.credentials import private_key_text
 from components.settings import RawConfig, load
-from components.ssh import Address, vouched_host_key
 
 
 class ReachedPodProvider(ResourceProvider):
@@ -37,6 +36,9 @@ class ReachedPodProvider(ResourceProvider):
         return DiffResult(changes=_olds.get("connection") != _news.get("connection"))
 
     def _reached(self, props: Mapping[str, Any]) -> dict[str, Any]:
+        # Here, since asyncssh takes a third of a second to load and a preview reaches no pod.
+        from components.ssh import Address, vouched_host_key
+
         described = props["connection"]
         key = private_key_text(described["credential"], load(self._config))
         return {**props, "plugin_host_key": asyncio.run(vouched_host_key(Address.of(described), key))}

@@ -16,7 +16,7 @@ from components.pods.reach import ReachedPodProvider
 from components.pods.sandbox import SandboxContainerProvider
 from tests.components.graph import Registered, register
 from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
-from tests.support.adapters import write_adapter
+from tests.support.adapters import seeded_adapter
 
 BASE = "org/base"
 # How Pulumi's protocol marks a secret value: sdk/python/lib/pulumi/runtime/rpc.py.
@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "stacks").mkdir()
     for name in ("v1", "v2"):
-        write_adapter(tmp_path / "adapters" / name, seed=ord(name[1]))
+        seeded_adapter(tmp_path / "adapters" / name, seed=ord(name[1]))
     return tmp_path
 
 

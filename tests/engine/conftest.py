@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.adapters import write_adapter
+from tests.support.adapters import seeded_adapter
 from tests.support.machines import Machine, call, container_engine, generate_key
 from tests.support.stacks import Checkout, Run, Stack
 
@@ -87,7 +87,7 @@ class Client:
         return str(self.stack.outputs()["engines"][self.pods[0]["base"]]["unit"])
 
     def add(self, model: str, seed: int, **config: Any) -> None:
-        write_adapter(self.adapters / model, seed=seed, **config)
+        seeded_adapter(self.adapters / model, seed=seed, **config)
         base = self.pods[0]["base"]
         self.models.append({"id": model, "base": base, "adapter": f"../adapters/{model}"})
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.conftest import BASE, Client, Key, host_pod
-from tests.support.adapters import write_adapter
+from tests.support.adapters import seeded_adapter
 from tests.support.machines import ROOT, Machine
 
 pytestmark = pytest.mark.pod
@@ -31,7 +31,7 @@ def weights(client: Client, model: str) -> str:
 def test_an_adapter_retrained_in_place(deployed: Client, machine: Machine) -> None:
     path = deployed.adapters / "acme-v1" / "adapter_model.safetensors"
     before, old = path.stat(), served_weights(machine, "acme-v1")
-    write_adapter(deployed.adapters / "acme-v1", seed=11)
+    seeded_adapter(deployed.adapters / "acme-v1", seed=11)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
 

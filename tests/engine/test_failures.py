@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.conftest import BASE, Client, Key, host_pod
-from tests.support.adapters import write_adapter
+from tests.support.adapters import seeded_adapter
 from tests.support.machines import ROOT, Machine, generate_key
 
 pytestmark = pytest.mark.pod
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.pod
 def test_an_engine_that_does_not_start_leaves_the_last_good_one_serving(deployed: Client, machine: Machine) -> None:
     before = machine.ask("acme-v1")
     unit_text = machine.read(f"/etc/systemd/system/{deployed.unit}")
-    write_adapter(deployed.adapters / "acme-v2", seed=22, config={"standin_fail": "no such tensor: q_prj"})
+    seeded_adapter(deployed.adapters / "acme-v2", seed=22, config={"standin_fail": "no such tensor: q_prj"})
 
     run = deployed.stack.up(fails=True)
 
@@ -26,13 +26,13 @@ def test_an_engine_that_does_not_start_leaves_the_last_good_one_serving(deployed
     assert machine.read(f"/etc/systemd/system/{deployed.unit}") == unit_text
     assert {model["id"] for model in machine.get("/v1/models")["data"]} == {BASE, "acme-v1", "acme-v2"}
 
-    write_adapter(deployed.adapters / "acme-v2", seed=23)
+    seeded_adapter(deployed.adapters / "acme-v2", seed=23)
     assert deployed.stack.up().changes[f"Command {BASE}-activate"] == "update"
     assert deployed.stack.up("--expect-no-changes").changes == {}
 
 
 def test_a_first_engine_that_does_not_start_leaves_none(client: Client, machine: Machine) -> None:
-    write_adapter(client.adapters / "acme-v1", config={"standin_fail": "out of memory"})
+    seeded_adapter(client.adapters / "acme-v1", config={"standin_fail": "out of memory"})
     run = client.up(fails=True)
     assert "ValueError: out of memory" in run.output
     assert machine.run("systemctl", "list-units", "--all", "--plain", "--no-legend", "lora-pods-acme-*") == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import Client, Key
-from tests.support.adapters import write_adapter
+from tests.support.adapters import seeded_adapter
 from tests.support.machines import ROOT, Machine
 from tests.support.stacks import Run
 
@@ -46,7 +46,7 @@ def test_canaries(client: Client, machine: Machine, key: Key) -> None:
     client.configure(apiKey=API_KEY, hfToken=HF_TOKEN)
     first = client.stack.up()
     second = client.stack.up()
-    write_adapter(client.adapters / "acme-v2", config={"standin_fail": f"cannot use {HF_TOKEN} here"})
+    seeded_adapter(client.adapters / "acme-v2", config={"standin_fail": f"cannot use {HF_TOKEN} here"})
     failed = client.stack.up(fails=True)
     assert "ValueError: cannot use [secret] here" in failed.output, "the engine itself told it to its journal"
 

@@ -1,53 +1,74 @@
-"""Small PEFT adapters, written byte by byte: no torch, and every byte known."""
-
-from __future__ import annotations
+"""Small adapters on disk for tests: real files, no tensor library."""
 
 import json
 import random
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-HIDDEN = 16
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
-
-def write_adapter(
-    directory: Path, seed: int = 0, rank: int = 8, base: str = "base/model", config: dict[str, Any] | None = None
-) -> Path:
-    """Write an adapter on q_proj and v_proj of two layers. A seed stands for its bytes; all have one size."""
-    directory.mkdir(parents=True, exist_ok=True)
-    settings: dict[str, Any] = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": 2 * rank,
-        "target_modules": ["q_proj", "v_proj"],
-        "bias": "none",
-        "modules_to_save": None,
-        **(config or {}),
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
-    (directory / "adapter_model.safetensors").write_bytes(safetensors(lora_shapes(rank), seed))
-    return directory
+CONFIG: Mapping[str, Json] = {
+    "base_model_name_or_path": "example/base",
+    "lora_alpha": 16,
+    "peft_type": "LORA",
+    "r": 4,
+    "target_modules": ["q_proj", "v_proj"],
+}
+WIDTHS = {"F16": 2, "BF16": 2, "F32": 4}
 
 
-def lora_shapes(rank: int) -> dict[str, list[int]]:
+def tensor_name(module: str, side: str, layer: int = 0) -> str:
+    return f"base_model.model.model.layers.{layer}.self_attn.{module}.lora_{side}.weight"
+
+
+def lora_shapes(rank: int = 4, width: int = 8, modules: Sequence[str] = ("q_proj", "v_proj")) -> dict[str, list[int]]:
+    """Names and shapes of an A and a B matrix for every module: (rank, width) and (width, rank)."""
     shapes: dict[str, list[int]] = {}
-    for layer in (0, 1):
-        for module in ("q_proj", "v_proj"):
-            stem = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            shapes[f"{stem}.lora_A.weight"] = [rank, HIDDEN]
-            shapes[f"{stem}.lora_B.weight"] = [HIDDEN, rank]
+    for module in modules:
+        shapes[tensor_name(module, "A")] = [rank, width]
+        shapes[tensor_name(module, "B")] = [width, rank]
     return shapes
 
 
-def safetensors(shapes: dict[str, list[int]], seed: int) -> bytes:
-    """A safetensors file of float32 tensors with pseudo-random bytes."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, (rows, columns) in shapes.items():
-        end = offset + 4 * rows * columns
-        header[name] = {"dtype": "F32", "shape": [rows, columns], "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + random.Random(seed).randbytes(offset)
+def safetensors_bytes(shapes: Mapping[str, Sequence[int]], dtype: str = "F32", fill: int = 0) -> bytes:
+    header: dict[str, Json] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, shape in shapes.items():
+        size = WIDTHS[dtype]
+        for dimension in shape:
+            size *= dimension
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
+        position += size
+    return with_header(json.dumps(header).encode(), bytes([fill]) * position)
+
+
+def with_header(header: bytes, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def write_adapter(
+    directory: Path,
+    config: Mapping[str, Json] | bytes = CONFIG,
+    weights: Mapping[str, Sequence[int]] | bytes | None = None,
+) -> Path:
+    """Writes both files (bytes as they are, mappings in their format) and gives the directory back."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shapes = lora_shapes() if weights is None else weights
+    (directory / "adapter_config.json").write_bytes(
+        config if isinstance(config, bytes) else json.dumps(config).encode()
+    )
+    (directory / "adapter_model.safetensors").write_bytes(
+        shapes if isinstance(shapes, bytes) else safetensors_bytes(shapes)
+    )
+    return directory
+
+
+def seeded_adapter(directory: Path, seed: int = 0, rank: int = 8, config: Mapping[str, Json] | None = None) -> Path:
+    """An adapter whose bytes a seed stands for; whatever the seed, the size is the same."""
+    empty = safetensors_bytes(lora_shapes(rank, width=16))
+    header = empty[: 8 + int.from_bytes(empty[:8], "little")]
+    tensors = random.Random(seed).randbytes(len(empty) - len(header))
+    write_adapter(directory, {**CONFIG, "r": rank, **(config or {})})
+    (directory / "adapter_model.safetensors").write_bytes(header + tensors)
+    return directory

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from components.core.adapter import Adapter, locate_adapter, open_regular, read_adapter
 from components.core.errors import UserError, os_reason, printable
-from tests.unit.adapter_files import (
+from tests.support.adapters import (
     CONFIG,
     Json,
     lora_shapes,

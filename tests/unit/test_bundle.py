@@ -21,7 +21,7 @@ from components.core.bundle import (
     ustar_header,
 )
 from components.core.errors import UserError
-from tests.unit.adapter_files import CONFIG, write_adapter
+from tests.support.adapters import CONFIG, write_adapter
 
 
 def bundle_of(directory: Path) -> list[Member]:

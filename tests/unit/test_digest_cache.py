@@ -15,7 +15,7 @@ from components.core.adapter import Adapter, AdapterFiles, read_adapter, read_lo
 from components.core.bundle import Member, bundle_members, digest_bundle
 from components.core.digest_cache import BundleFacts, DigestCache, default_path
 from components.core.errors import UserError
-from tests.unit.adapter_files import CONFIG, lora_shapes, safetensors_bytes, write_adapter
+from tests.support.adapters import CONFIG, lora_shapes, safetensors_bytes, write_adapter
 
 SECOND = 1_000_000_000
 

@@ -120,9 +120,13 @@ def test_a_program_that_systemd_cannot_run(char: str) -> None:
 
 
 def test_the_longest_word_and_line() -> None:
-    assert len(exec_word("é" * (MAX_WORD_BYTES // 2))) == MAX_WORD_BYTES // 2 + 2
-    with pytest.raises(UserError, match="longer than the 131071 bytes"):
-        exec_word("é" * (MAX_WORD_BYTES // 2 + 1))
+    longest = "é" * (MAX_WORD_BYTES // 2) + "a"
+    assert exec_word(longest) == f'"{longest}"'
+    assert environment_word("A", longest[1:]) == f'"A={longest[1:]}"'
+    with pytest.raises(UserError, match=r"is longer than the 131071 bytes Linux passes in one argument$"):
+        exec_word(longest + "a")
+    with pytest.raises(UserError, match="the environment variable A is longer than the 131071 bytes"):
+        environment_word("A", longest)
     check_line_length("é" * (MAX_LINE_BYTES // 2), "the line")
     with pytest.raises(
         UserError, match=r"^the line is 1048577 bytes long and systemd takes at most 1048576; serve fewer"
