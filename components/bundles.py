@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import ConfigureRequest, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from components.core.adapter import read_adapter
 from components.core.bundle import bundle_members, stream_bundle
@@ -23,14 +23,13 @@ from components.core.errors import UserError, printable
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text
 from components.pods.gpu_pod import GpuPod
+from components.provider import Provider
 from components.remote import pod_command, podctl_line, podctl_sha256
-from components.settings import RawConfig, Settings, load
+from components.settings import Settings
 
 
-class AdapterBundleProvider(ResourceProvider):
+class AdapterBundleProvider(Provider):
     """A bundle is its digest: it is made anew when, and only when, the digest changes. It touches no pod."""
-
-    serialize_as_secret_always = False
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(props["digest"], props)
@@ -51,21 +50,15 @@ class AdapterBundle(Resource, module="lora-pods", name="AdapterBundle"):
         super().__init__(AdapterBundleProvider(), name, props, opts)
 
 
-class BundleUploadProvider(ResourceProvider):
+class BundleUploadProvider(Provider):
     """Sends a pod what it lacks: it is asked once, and only what it names is read here, let alone sent."""
 
-    serialize_as_secret_always = False
-    _config: RawConfig
-
-    def configure(self, req: ConfigureRequest) -> None:
-        self._config = req.config
-
     def create(self, props: dict[str, Any]) -> CreateResult:
-        asyncio.run(_send(props, load(self._config)))
+        asyncio.run(_send(props, self.settings()))
         return CreateResult(props["engine"], props)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        asyncio.run(_send(_news, load(self._config)))
+        asyncio.run(_send(_news, self.settings()))
         return UpdateResult(_news)
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:

@@ -16,9 +16,9 @@ piped to the line in `boot.py`: that calls this text with the document as the gl
     ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven
     ROOT/venvs/vllm-<version>/               what `prepare` installed; tools/, python/, cache/: what that needed
 
-Every change is written aside, fsynced and renamed. Locks are flocks on files that exist only while they are held:
-ROOT/.lock for the store, one per engine, per bundle on its way, and per venv being made, so that a slow engine or
-upload keeps nobody else waiting.
+Every change is written aside, fsynced and renamed. Names that begin with a dot are on their way, or locks: flocks on
+files that exist only while they are held. ROOT/.lock is the store's; each engine has one, each bundle on its way, and
+the making of venvs, so that a slow engine or upload keeps nobody else waiting.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from typing import (
     Any,
     BinaryIO,
     Callable,
+    ContextManager,
     Dict,
     Iterator,
     List,
@@ -190,8 +191,7 @@ def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
         os.makedirs(directory, exist_ok=True)
         fsync_dir(os.path.dirname(directory))
     aside = os.path.join(directory, ".%s.aside" % name)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(aside)
+    unlink(aside)  # of a run that was killed
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(fd, "wb") as file:
         os.fchmod(fd, mode)
@@ -226,8 +226,12 @@ def listed(path: str) -> List[str]:
 
 
 def remove_tree(path: str) -> None:
+    """Removes a directory with all that is in it; of a link, only the link."""
     import shutil
 
+    if os.path.islink(path):
+        os.unlink(path)
+        return
     for directory, _, _ in os.walk(path):
         os.chmod(directory, 0o700)  # blobs are read-only, which stops anyone but root from emptying them
     with contextlib.suppress(FileNotFoundError):
@@ -318,16 +322,19 @@ class Store:
         os.makedirs(self.root, 0o755, exist_ok=True)
         os.makedirs(self.path("staging"), 0o700, exist_ok=True)
 
-    def lock(self, purpose: str) -> "contextlib._GeneratorContextManager[None]":
+    def lock(self, purpose: str) -> ContextManager[None]:
         return hold(self.path(".lock"), purpose)
 
-    def lock_engine(self, engine: str, purpose: str) -> "contextlib._GeneratorContextManager[None]":
+    def lock_engine(self, engine: str, purpose: str) -> ContextManager[None]:
         return hold(self.path(".lock-" + engine), purpose)
 
     def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
         """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length."""
         total = tar_size(self.blob(hexdigest))
         return total is not None and size in (None, total)
+
+    def blobs(self) -> List[str]:
+        return [name for name in listed(self.path("blobs", "sha256")) if re.fullmatch(r"[0-9a-f]{64}", name)]
 
     def staged_bytes(self, hexdigest: str, suffix: str = ".tar") -> Optional[int]:
         try:
@@ -395,7 +402,7 @@ def collect(store: Store) -> List[str]:
 
     for name in listed(store.path("staging")):
         path = store.path("staging", name)
-        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|claim|new|gone)", name)
+        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|claim|new|gone)", name)
         if match is None:
             continue
         if time.time() - os.lstat(path).st_mtime > STALE_SECONDS or match.group(2) in ("new", "gone"):
@@ -403,12 +410,10 @@ def collect(store: Store) -> List[str]:
         elif match.group(2) == "claim":
             needed.add(match.group(1))
 
-    gone = []
-    for name in listed(store.path("blobs", "sha256")):
-        if re.fullmatch(r"[0-9a-f]{64}", name) and name not in needed:
-            discard_blob(store, name)
-            gone.append("sha256:" + name)
-    return gone
+    gone = [name for name in store.blobs() if name not in needed]
+    for name in gone:
+        discard_blob(store, name)
+    return ["sha256:" + name for name in gone]
 
 
 def discard_blob(store: Store, hexdigest: str) -> None:
@@ -543,11 +548,13 @@ def check_with_tarfile(path: str, members: Sequence[Member], destination: str) -
 
     try:
         with tarfile.open(path, "r:") as tar:
-            seen = sorted(Member(m.name, m.offset_data, m.size) for m in tar if m.isreg() and not m.issparse())
+            seen = sorted(Member(info.name, info.offset_data, info.size) for info in tar)
             if seen != list(members):
                 raise Refusal("the tar reads differently with Python's tarfile: %s" % shown([m.name for m in seen]))
-            if hasattr(tarfile, "data_filter"):
-                for info in tar.getmembers():
+            for info in tar.getmembers():
+                if not info.isreg() or info.issparse():
+                    raise Refusal("for Python's tarfile the member %s is no plain file" % shown(info.name))
+                if hasattr(tarfile, "data_filter"):
                     tarfile.data_filter(info, destination)
     except (tarfile.TarError, ValueError) as error:
         raise Refusal("Python's tarfile refuses the tar: %s" % error) from None
@@ -555,15 +562,13 @@ def check_with_tarfile(path: str, members: Sequence[Member], destination: str) -
 
 def hash_file(fd: int, digest: "hashlib._Hash", end: Optional[int] = None) -> int:
     """Feeds the file's first `end` bytes (all, if None) to `digest`. -> how many there were."""
-    buffer = bytearray(PIECE)
-    view = memoryview(buffer)
     position = 0
     while end is None or position < end:
-        count = os.preadv(fd, [view if end is None else view[: end - position]], position)
-        if not count:
+        piece = os.pread(fd, PIECE if end is None else min(PIECE, end - position), position)
+        if not piece:
             break
-        digest.update(view[:count])
-        position += count
+        digest.update(piece)
+        position += len(piece)
     return position
 
 
@@ -733,6 +738,7 @@ def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]
 
 
 def verb_have(store: Store, options: Any) -> Document:
+    """Whether a bundle is unpacked here, and how many bytes of its tar are."""
     hexdigest = hex_of(options.digest)
     staged = store.staged_bytes(hexdigest)
     if staged is None:
@@ -741,6 +747,7 @@ def verb_have(store: Store, options: Any) -> Document:
 
 
 def verb_receive(store: Store, options: Any) -> Document:
+    """Takes one bundle from stdin."""
     hexdigest = hex_of(options.digest)
     have = store.has_blob(hexdigest, options.size)
     received = 0 if have else receive(store, options.stdin, hexdigest, options.size, options.offset)
@@ -753,6 +760,7 @@ def verb_receive(store: Store, options: Any) -> Document:
 
 
 def verb_unpack(store: Store, options: Any) -> Document:
+    """Checks and unpacks a received bundle for one model."""
     stack, _, model = options.ref.partition("/")
     ref = Ref(name_of(stack, "stack"), name_of(model, "model"), options.digest, None)
     hexdigest = hex_of(options.digest)
@@ -776,8 +784,8 @@ def verb_missing(store: Store, document: Document) -> Document:
         unpacked = [0]
         for hexdigest, size in sizes.items():
             if store.has_blob(hexdigest, size):
-                write_file(store.staged(hexdigest, ".claim"), b"")
-                continue
+                with open(store.staged(hexdigest, ".claim"), "wb"):  # a power cut ends the promise: so be it
+                    continue
             unpacked.append(size)
             if store.staged_bytes(hexdigest) == size:
                 os.utime(store.staged(hexdigest))
@@ -858,6 +866,7 @@ def drop_refs(store: Store, stack: str, base: str, keep: Set[str]) -> List[str]:
 
 
 def verb_unplace(store: Store, options: Any) -> Document:
+    """Drops the references of a stack to the adapters of a base."""
     if not os.path.isdir(store.root):
         return {"dropped": [], "collected": []}
     with store.lock("unplace"):
@@ -866,6 +875,7 @@ def verb_unplace(store: Store, options: Any) -> Document:
 
 
 def verb_gc(store: Store, options: Any) -> Document:
+    """Removes blobs that nothing refers to, and abandoned uploads."""
     if not os.path.isdir(store.root):
         return {"collected": []}
     with store.lock("gc"):
@@ -875,7 +885,7 @@ def verb_gc(store: Store, options: Any) -> Document:
 def verb_verify(store: Store, options: Any) -> Document:
     """Hashes every blob again, as the bundle it came from."""
     result: Dict[str, List[str]] = {"ok": [], "rotten": []}
-    for name in listed(store.path("blobs", "sha256")):
+    for name in store.blobs():
         whole = store.has_blob(name) and hash_blob(store.blob(name)) == name
         result["ok" if whole else "rotten"].append("sha256:" + name)
     return {**result}
@@ -915,6 +925,7 @@ def read_secrets(store: Store, engine: str) -> Tuple[int, Dict[str, str]]:
 
 
 def verb_secrets(store: Store, document: Document) -> Document:
+    """Makes these an engine's secrets. The revision rises only when they changed."""
     engine = name_of(field(document, "engine", str), "engine")
     secrets = field(document, "secrets", dict)
     for name, value in secrets.items():
@@ -938,10 +949,15 @@ def verb_secrets(store: Store, document: Document) -> Document:
 
 
 def verb_unsecret(store: Store, options: Any) -> Document:
+    """Removes an engine's secrets."""
     engine = name_of(options.engine, "engine")
     if not os.path.isdir(store.root):
         return {"removed": False}
-    with store.lock("unsecret"):
+    with store.lock_engine(engine, "unsecret"), store.lock("unsecret"):
+        tried = generations(store, engine)
+        if tried and not any(generation.proven for generation in tried):
+            # Its first activation was killed, so nobody who knows of it is left to deactivate it.
+            forget_engine(store, engine)
         removed = unlink(store.path("secrets", engine + ".env"))
         remove_if_empty(store.path("secrets"))
     return {"removed": removed}
@@ -956,7 +972,7 @@ class Ran(NamedTuple):
     err: str
 
 
-def run(*argv: str, seconds: float = 300.0, environment: Optional[Mapping[str, str]] = None) -> Ran:
+def run(*argv: str, seconds: float = 300.0) -> Ran:
     """Runs a program to its end; 127 where there is none, 124 where it took too long."""
     import subprocess
 
@@ -967,7 +983,7 @@ def run(*argv: str, seconds: float = 300.0, environment: Optional[Mapping[str, s
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             timeout=seconds,
-            env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", **(environment or {})},
+            env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0"},
             check=False,
         )
     except OSError as error:
@@ -1021,8 +1037,11 @@ def journal(unit: str, trial: "Trial", lines: int) -> List[str]:
 
 def redactor(store: Store, engine: str) -> Callable[[str], str]:
     """Makes lines fit to be shown: no secret of the engine, nothing that steers a terminal."""
-    secrets = read_secrets(store, engine)[1].values()
-    forms = {form for value in secrets for form in (value, json.dumps(value)[1:-1], repr(value)[1:-1])}
+    forms = {""}
+    for value in read_secrets(store, engine)[1].values():
+        # As programs print it: as it is, at the end of a line that lost its spaces, in JSON, in Python's quotes.
+        quoted = (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value))
+        forms.update([value, value.strip(), *(text[1:-1] for text in quoted)])
     values = sorted(forms - {""}, key=len, reverse=True)
 
     def redact(line: str) -> str:
@@ -1097,9 +1116,13 @@ def install(store: Store, engine: str, text: str) -> Trial:
 
 
 def uninstall(store: Store, engine: str) -> bool:
+    """Stops the engine and removes its unit. -> whether there was one."""
     unit = unit_name(engine)
     systemctl("disable", "--now", unit)
     systemctl("reset-failed", unit)
+    state = unit_state(unit)
+    if state.active not in ("inactive", "failed", "unknown"):
+        raise Refusal("%s does not stop: it is %s" % (unit, state))
     removed = unlink(store.unit_file(engine))
     systemctl("daemon-reload")
     return removed
@@ -1140,10 +1163,11 @@ def unready(document: Document, key: Optional[str]) -> str:
         served = {str(model["id"]): model.get("root") for model in json.loads(body.decode("utf-8"))["data"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "/v1/models answers something else than a list of models"
-    for model in sorted(set(models) - set(served)):
-        return "/v1/models does not list %s" % model
-    for model in sorted(set(served) - set(models)):
-        return "/v1/models lists %s, which is not declared" % model
+    absent, extra = sorted(set(models) - set(served)), sorted(set(served) - set(models))
+    if absent:
+        return "/v1/models does not list %s" % absent[0]
+    if extra:
+        return "/v1/models lists %s, which is not declared" % extra[0]
     for model, root in sorted(models.items()):
         if root is not None and served[model] != root:
             return "/v1/models lists %s from %s instead of %s" % (model, served[model], root)
@@ -1207,7 +1231,7 @@ def settled_journal(unit: str, trial: Trial) -> List[str]:
 
 def explain(store: Store, engine: str, trial: Trial) -> Tuple[str, List[str]]:
     """(the first cause the journal names or "", the lines that tell why a trial failed)."""
-    lines = [redactor(store, engine)(line)[:300] for line in settled_journal(unit_name(engine), trial)]
+    lines = [line[:300] for line in map(redactor(store, engine), settled_journal(unit_name(engine), trial))]
     seen: Dict[str, str] = {}
     for line in lines:
         if ERROR_LINE.search(line):
@@ -1374,20 +1398,20 @@ def remove_state(store: Store, engine: str) -> None:
         remove_tree(private)
 
 
+def forget_engine(store: Store, engine: str) -> bool:
+    removed = uninstall(store, engine)
+    remove_state(store, engine)
+    remove_tree(store.path("units", engine))
+    return removed
+
+
 def verb_deactivate(store: Store, options: Any) -> Document:
+    """Takes an engine away: its process, its unit, what it downloaded."""
     engine = name_of(options.engine, "engine")
-    if not os.path.isdir(store.root) and not os.path.exists(store.unit_file(engine)):
+    if not os.path.isdir(store.root):
         return {"engine": engine, "removed": False, "collected": []}
     with store.lock_engine(engine, "deactivate"), store.lock("deactivate"):
-        unit = unit_name(engine)
-        systemctl("disable", "--now", unit)
-        systemctl("reset-failed", unit)
-        state = unit_state(unit)
-        if state.active not in ("inactive", "failed", "unknown"):
-            raise Refusal("%s does not stop: it is %s" % (unit, state))
-        removed = uninstall(store, engine)
-        remove_state(store, engine)
-        remove_tree(store.path("units", engine))
+        removed = forget_engine(store, engine)
         return {"engine": engine, "removed": removed, "collected": collect(store)}
 
 
@@ -1485,7 +1509,8 @@ def base_faults(base: str, homes_shown: bool) -> Iterator[str]:
         return
     yield from unseen(os.path.join(base, "config.json"), "the base %s" % base, homes_shown)
     for name in [".", *listed(base)]:
-        if not os.stat(os.path.join(base, name)).st_mode & stat.S_IROTH:
+        path = os.path.join(base, name)
+        if os.path.exists(path) and not os.stat(path).st_mode & stat.S_IROTH:
             yield "the base %s has %s, which other users may not read: chmod -R o+rX %s" % (base, name, base)
             return
 
@@ -1503,6 +1528,7 @@ def verb_prepare(store: Store, document: Document) -> Document:
     if needs["gpu"] and not gpus:
         faults.append("nvidia-smi lists no GPU: install NVIDIA's driver, or set engine.device to cpu")
     homes_shown = any(under(path, HOMES) for path in (python, base) if path is not None)
+    faults += unseen(os.path.join(existing_parent(store.root), "blobs"), "the blob store", homes_shown)
     if python is not None:
         faults += python_faults(python, homes_shown)
     if base is not None:
@@ -1538,7 +1564,7 @@ def make_venv(store: Store, version: str) -> str:
     marker = venv + ".building"
     python = os.path.join(venv, "bin", "python")
     # Two stacks may prepare one pod at once, and vLLM takes many minutes to arrive.
-    with hold(store.path(".lock-vllm-" + version), "prepare: installing vLLM %s" % version, seconds=3600):
+    with hold(store.path(".lock-venvs"), "prepare: installing vLLM %s" % version, seconds=3600):
         if os.path.exists(python) and not os.path.exists(marker):
             return python
         write_file(marker, b"")
@@ -1624,7 +1650,10 @@ def verb_remove(store: Store, options: Any) -> Document:
         for name in listed(os.path.dirname(store.root)):
             if name.startswith(prefix) and not os.path.exists(store.unit_file(name[len(prefix) :])):
                 remove_state(store, name[len(prefix) :])
-        left = sorted(set(os.listdir(store.root)) - {".lock"})
+        left = listed(store.root)
+        for name in os.listdir(store.root):
+            if name.startswith(".lock-"):
+                unlink(store.path(name))  # of runs that were killed
     if left:
         say("%s holds files that are not ours, so it stays: %s" % (store.root, ", ".join(left)))
     remove_if_empty(store.root)
@@ -1690,8 +1719,6 @@ def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = No
     options.stdin = stdin
     os.umask(0o022)
     try:
-        if sys.version_info < (3, 8):
-            raise Refusal("python3 is %s here and must be 3.8 or newer" % ".".join(map(str, sys.version_info[:2])))
         store = Store(options.root, options.units_dir)
         if options.verb in OPTION_VERBS:
             result = OPTION_VERBS[options.verb](store, options)

@@ -11,20 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import ConfigureRequest, CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from components.pods.credentials import private_key_text
-from components.settings import RawConfig, load
+from components.provider import Provider
 
 
-class ReachedPodProvider(ResourceProvider):
+class ReachedPodProvider(Provider):
     """Create and update connect; an unchanged connection is not tried."""
-
-    serialize_as_secret_always = False
-    _config: RawConfig
-
-    def configure(self, req: ConfigureRequest) -> None:
-        self._config = req.config
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(props["connection"]["address"], self._reached(props))
@@ -40,7 +34,7 @@ class ReachedPodProvider(ResourceProvider):
         from components.ssh import Address, vouched_host_key
 
         described = props["connection"]
-        key = private_key_text(described["credential"], load(self._config))
+        key = private_key_text(described["credential"], self.settings())
         return {**props, "plugin_host_key": asyncio.run(vouched_host_key(Address.of(described), key))}
 
 

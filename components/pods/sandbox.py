@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from components.core.errors import UserError, printable
 from components.core.ssh_key import fingerprint, normalise_host_key
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text, sandbox_credential, sandbox_keys
+from components.provider import Provider
 from components.remote import Connection
 from components.settings import Pod, Sandbox, Settings, stack_directory
 
@@ -51,10 +52,8 @@ def machine(sandbox: Sandbox, pod: Pod, settings: Settings, stack: str, opts: pu
     )
 
 
-class SandboxContainerProvider(ResourceProvider):
+class SandboxContainerProvider(Provider):
     """Create and update both make the container run as described; an unchanged one that runs is left alone."""
-
-    serialize_as_secret_always = False
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         identifier, ports = _make_it_run(props)

@@ -39,11 +39,21 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.pods",
             "components.remote",
             "components.ssh",
+            "components.provider",
             "components.settings",
             "components.core",
         }
     ),
-    "components.pods": frozenset({"components.remote", "components.ssh", "components.settings", "components.core"}),
+    "components.pods": frozenset(
+        {
+            "components.remote",
+            "components.ssh",
+            "components.provider",
+            "components.settings",
+            "components.core",
+        }
+    ),
+    "components.provider": frozenset({"components.settings", "components.core"}),
     "components.remote": frozenset({"components.on_pod.boot", "components.core"}),
     "components.render": frozenset({"components.core"}),
     "components.settings": frozenset({"components.core"}),

@@ -1,0 +1,42 @@
+"""What this project's dynamic resource providers have in common. They run in a process of Pulumi's own.
+
+The only owner of `pulumi.dynamic`'s provider side.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+from pulumi.dynamic import ConfigureRequest, ResourceProvider
+
+from components.core.errors import UserError
+from components.settings import RawConfig, Settings, load
+
+_format_exc = traceback.format_exc
+
+
+def _sentence_or_traceback(*arguments: Any, **options: Any) -> str:
+    error = sys.exc_info()[1]
+    return str(error) if isinstance(error, UserError) else _format_exc(*arguments, **options)
+
+
+class Provider(ResourceProvider):
+    """A provider that is stored by reference, not by value, and whose UserErrors reach the console as they are.
+
+    Credentials come from the stack's configuration, which `configure` is handed decrypted; so state never holds a stale
+    key.
+    """
+
+    serialize_as_secret_always = False
+    _config: RawConfig
+
+    def configure(self, req: ConfigureRequest) -> None:
+        self._config = req.config
+        # Pulumi's process answers every exception with `traceback.format_exc()` (pulumi/dynamic/__main__.py, SDK
+        # 3.272) and leaves a provider no other way to fail. A user's mistake is not worth a traceback.
+        traceback.format_exc = _sentence_or_traceback
+
+    def settings(self) -> Settings:
+        return load(self._config)

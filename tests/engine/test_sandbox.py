@@ -1,0 +1,74 @@
+"""The sandbox pod: a container that is made, kept, brought back and removed with its stack."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.conftest import BASE, Client, Key
+from tests.support.machines import STANDIN_IMAGE, call
+from tests.support.stacks import Checkout
+
+pytestmark = pytest.mark.pod
+
+
+@pytest.fixture
+def client(checkout: Checkout) -> Iterator[Client]:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    (checkout.root / "models" / "tiny").mkdir(parents=True)
+    (checkout.root / "models" / "tiny" / "config.json").write_text("{}")
+    pod = {
+        "base": BASE,
+        "sandbox": {"image": STANDIN_IMAGE, "volumes": {"/models": "../models"}, "shmMiB": 256},
+        "engine": {"readyTimeoutSeconds": 60},
+    }
+    client = Client(checkout.stack(name), Key("", ""), [pod])
+    client.add("acme-v1", seed=1)
+    yield client
+    call("rm", "--force", "--volumes", f"lora-pods-{name}", check=False)
+
+
+def served(client: Client) -> set[str]:
+    """The ids that the engine lists to this machine, through the container's published port."""
+    endpoint = client.stack.outputs()["engines"][BASE]["endpoint"]
+    with urllib.request.urlopen(f"{endpoint}/models", timeout=10) as answer:
+        return {model["id"] for model in json.load(answer)["data"]}
+
+
+def containers(client: Client) -> list[str]:
+    return call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"name=lora-pods-{client.stack.name}").split()
+
+
+def test_its_whole_life(client: Client) -> None:
+    client.up()
+    assert served(client) == {BASE, "acme-v1"}
+    (made,) = containers(client)
+    assert client.stack.up("--expect-no-changes").changes == {}
+
+    # The machine was rebooted: the container is there, and stopped.
+    call("stop", f"lora-pods-{client.stack.name}")
+    assert client.stack.preview().changes[f"SandboxContainer lora-pods-{client.stack.name}"] == "update"
+    client.stack.up()
+    assert containers(client) == [made]
+    assert served(client) == {BASE, "acme-v1"}
+
+    # Somebody removed it: everything arrives again.
+    call("rm", "--force", f"lora-pods-{client.stack.name}")
+    assert client.up().changes[f"SandboxContainer lora-pods-{client.stack.name}"] == "replace"
+    assert containers(client) != [made]
+    assert served(client) == {BASE, "acme-v1"}
+
+    run = client.stack.destroy()
+    assert set(run.operations.values()) == {"delete"}
+    assert containers(client) == []
+
+
+def test_an_image_that_is_not_there(client: Client) -> None:
+    client.pods[0]["sandbox"]["image"] = "localhost/lora-pods-absent"
+    run = client.up(fails=True)
+    assert "there is no container image localhost/lora-pods-absent on this machine" in run.output
+    assert "Traceback" not in run.output
