@@ -2,9 +2,8 @@
 
 BOOT = (
     "command -v python3 >/dev/null||{ echo 'python3 is not on this pod: install 3.8 or newer'>&2;exit 1;};"
-    "python3 -c 'import json,sys;v=sys.version_info[:2];"
+    "python3 -c 'import json,sys;d=json.load(sys.stdin.buffer);v=sys.version_info[:2];"
     'v<(3,8)and sys.exit("python3 is %d.%d on this pod: install 3.8 or newer"%v);'
-    "d=json.load(sys.stdin.buffer);"
     'exec(compile(d["podctl"],"podctl","exec"),{"__name__":"__main__","DOCUMENT":d})\' prepare'
 )
 """A shell line that runs the `prepare` verb of the podctl whose source is the key `podctl` of the JSON document on its

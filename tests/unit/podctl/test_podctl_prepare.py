@@ -276,7 +276,17 @@ def test_boot_runs_the_podctl_of_the_document() -> None:
     lines = ran.stderr.decode().splitlines()
     assert lines[0] == "this pod cannot serve yet:"
     assert any(line.startswith("- the disk of /var/lib/lora-pods has ") for line in lines)
-    assert len(BOOT) < 250
+    assert len(BOOT) < 350
+
+
+def test_boot_refuses_an_old_python_with_its_version(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys;sys.version_info=(3,6,9);$2" "$3"\n')
+    old.chmod(0o755)
+    ran = subprocess.run(
+        ["sh", "-c", BOOT], input=b"{}", capture_output=True, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, b"", b"python3 is 3.6 on this pod: install 3.8 or newer\n")
 
 
 def test_boot_says_when_there_is_no_python(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def test_a_revision_an_engine_was_proven_with_is_not_used_again(pod: PodDirector
     set_secrets(pod, A="1")
     generation = pod.root / "units/prod-base-1/1"
     generation.mkdir(parents=True)
-    (generation / "unit").write_text("")
+    for name in ("unit", "proven"):
+        (generation / name).write_text("")
     (generation / "doc.json").write_text(json.dumps({"secretsRevision": 7}))
 
     assert pod.run("unsecret", "--engine", "prod-base-1").result == {"removed": True}

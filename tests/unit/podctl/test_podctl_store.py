@@ -240,6 +240,7 @@ def test_verify_finds_rotten_blobs(stocked: PodDirectory) -> None:
         (stocked.blob(digest) / WEIGHTS).chmod(0o644)
     (stocked.blob(TWO) / WEIGHTS).write_bytes(b"x")
     (stocked.blob(THREE) / WEIGHTS).unlink()
+    (stocked.root / "blobs/sha256/notes.txt").write_text("mine")
 
     assert stocked.run("verify") == (0, {"ok": [ONE], "rotten": sorted([TWO, THREE])}, [])
 
@@ -275,8 +276,14 @@ def test_remove_waits_for_the_last_user(stocked: PodDirectory) -> None:
 
 def test_remove_leaves_files_that_are_not_ours(stocked: PodDirectory) -> None:
     (stocked.root / "notes.txt").write_text("mine")
+    (stocked.root / ".lock-engine").write_text("pid 1, of a run that was killed")
+    (stocked.root.parent / "big disk").mkdir()
+    (stocked.root.parent / "big disk" / "theirs").write_text("theirs")
+    (stocked.root / "venvs").symlink_to(stocked.root.parent / "big disk")
 
     answer = stocked.run("remove")
+
+    assert (stocked.root.parent / "big disk" / "theirs").read_text() == "theirs"
 
     assert answer == (
         0,
