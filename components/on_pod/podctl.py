@@ -1573,15 +1573,19 @@ def make_venv(store: Store, version: str) -> str:
             "UV_PYTHON_INSTALL_DIR": store.path("python"),
             "UV_CACHE_DIR": store.path("cache"),
             "UV_NO_PROGRESS": "1",
-            "UV_NATIVE_TLS": "1",
-            "UV_NO_CONFIG": "1",
+            "UV_NATIVE_TLS": "1",  # the machine's certificates; UV_SYSTEM_CERTS to newer ones
+            "UV_SYSTEM_CERTS": "1",
         }
-        uv = find_uv(store)
-        # The Pythons that vLLM's wheels are for.
-        watched("making a venv for vLLM", environment, uv, "venv", "--python", ">=3.11,<3.14", venv)
-        watched(
-            "installing vLLM %s" % version, environment, uv, "pip", "install", "--python", python, "vllm==" + version
-        )
+        try:
+            uv = find_uv(store)
+            # The Pythons that vLLM's wheels are for.
+            watched("making a venv for vLLM", environment, uv, "venv", "--python", ">=3.11,<3.14", venv)
+            install = [uv, "pip", "install", "--python", python, "vllm==" + version]
+            watched("installing vLLM %s" % version, environment, *install)
+        except Refusal:
+            remove_tree(venv)  # gigabytes that a corrected version would not use; what was downloaded stays
+            unlink(marker)
+            raise
         remove_tree(store.path("cache"))
         unlink(marker)
         fsync_dir(os.path.dirname(venv))
@@ -1595,14 +1599,8 @@ def find_uv(store: Store) -> str:
     found = shutil.which("uv") or (own if os.path.exists(own) else None)
     if found is None:
         remove_tree(store.path("tools"))
-        watched(
-            "making a venv for uv (Debian and Ubuntu: package python3-venv)",
-            {},
-            sys.executable,
-            "-m",
-            "venv",
-            store.path("tools"),
-        )
+        what = "making a venv for uv (Debian and Ubuntu: package python3-venv)"
+        watched(what, {}, sys.executable, "-m", "venv", store.path("tools"))
         watched("installing uv", {}, store.path("tools", "bin", "pip"), "install", "--quiet", "uv")
     return found or own
 

@@ -230,9 +230,9 @@ def test_vllm_is_installed_once(pod: PodDirectory, uv_log: Path) -> None:
     environment = [
         f"UV_CACHE_DIR={pod.root}/cache",
         "UV_NATIVE_TLS=1",
-        "UV_NO_CONFIG=1",
         "UV_NO_PROGRESS=1",
         f"UV_PYTHON_INSTALL_DIR={pod.root}/python",
+        "UV_SYSTEM_CERTS=1",
     ]
     assert python == f"{venv}/bin/python"
     assert uv_log.read_text().splitlines() == [
@@ -259,10 +259,23 @@ def test_an_installation_that_failed_is_made_anew(
     assert str(refusal.value) == f"installing vLLM 0.33.0 failed ({uv} pip)"
     assert refusal.value.details == ("  x No solution found: there is no version of vllm==0.33.0",)
     assert capsys.readouterr().err.splitlines() == ["making a venv for vLLM", "installing vLLM 0.33.0"]
-    assert (pod.root / "venvs/vllm-0.33.0.building").exists()
+    assert list((pod.root / "venvs").iterdir()) == []
     uv_log.with_name("log.fail").unlink()
 
     podctl.make_venv(store, "0.33.0")
+
+    assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
+
+
+def test_an_installation_that_was_killed_is_made_anew(pod: PodDirectory, uv_log: Path) -> None:
+    store = podctl.Store(str(pod.root), str(pod.units))
+    python = Path(podctl.make_venv(store, "0.33.0"))
+    (pod.root / "venvs/vllm-0.33.0.building").touch()
+    (python.parent / "half").touch()
+
+    podctl.make_venv(store, "0.33.0")
+
+    assert not (python.parent / "half").exists()
 
     assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
 
