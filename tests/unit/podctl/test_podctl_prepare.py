@@ -123,6 +123,22 @@ def test_every_fault_is_reported_at_once(machine: Machine, monkeypatch: pytest.M
     ]
 
 
+def test_what_is_here_already_counts_as_room_for_it(machine: Machine, pod: PodDirectory) -> None:
+    """Preparing again (a rotated key, say) must not ask for the space that the models took since."""
+    machine.prepare()
+    home = pod.root.parent / "private" / "lora-pods-prod-base-1"
+    home.mkdir(parents=True)
+    (home / "model.safetensors").write_bytes(b"m" * 5 * 1024**2)
+    machine.disk = GIB - 4 * 1024**2
+    assert machine.prepare().status == 0
+    machine.disk = GIB - 8 * 1024**2
+    answer = machine.prepare()
+    assert (answer.status, answer.lines[1:]) == (
+        1,
+        [f"- the disk of {pod.root} has 1016.0 MiB free and the models need 1.0 GiB"],
+    )
+
+
 def test_an_interpreter_without_vllm(machine: Machine) -> None:
     machine.has_vllm(str(machine.python), "")
 

@@ -1,0 +1,42 @@
+"""The verbs that move bytes, run as a program by every Python at hand: pods have what their distribution has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from components.on_pod import podctl
+from tests.unit.podctl.pods import PodDirectory, bundle, digest_of
+
+
+def at_hand(version: str) -> str | None:
+    """A Python of this version that runs: a version manager's shim may stand on PATH for one that does not."""
+    python = shutil.which(f"python{version}")
+    works = python is not None and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+    return python if works else None
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "this"])
+def test_a_bundle_goes_all_the_way(version: str, pod: PodDirectory) -> None:
+    python = sys.executable if version == "this" else at_hand(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+
+    def run(*arguments: str, stdin: bytes = b"") -> object:
+        argv = [python, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
+        ran = subprocess.run(argv, input=stdin, capture_output=True)
+        assert (ran.returncode, ran.stderr) == (0, b""), ran.stderr.decode()
+        return json.loads(ran.stdout)
+
+    tar = bundle(b"w" * 2_000_000)
+    digest = digest_of(tar)
+    assert run("receive", digest, stdin=tar) == {"digest": digest, "have": False, "received": len(tar)}
+    placed = run("unpack", digest, "--ref", "prod/acme-v1")
+    assert placed == {"digest": digest, "ref": "prod/acme-v1", "unpacked": True}
+    assert run("verify") == {"ok": [digest], "rotten": []}
+    assert run("secrets", stdin=b'{"engine": "e", "secrets": {"A": "b"}}') == {"revision": 1}
+    assert run("unsecret", "--engine", "e") == {"removed": True}
