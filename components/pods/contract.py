@@ -13,12 +13,13 @@ from components.remote import Connection
 class Machine:
     """A machine that can be reached.
 
-    `identity` changes when it is another machine under the same address, so that everything is made so again.
+    `identity` changes when it is another machine under the same address, or one that was switched on again by us, so
+    that everything is made so, and proven, again.
     `endpoint` is the engine's OpenAI URL as this laptop reaches it; where the engine listens on the pod's loopback
     only, as the pod does. `resource` is set where the machine itself is one of ours, and all on it goes with it.
     """
 
     connection: Connection
-    identity: str
+    identity: pulumi.Input[str]
     endpoint: pulumi.Output[str]
     resource: pulumi.Resource | None = None

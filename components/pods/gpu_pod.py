@@ -51,7 +51,7 @@ def _needs(pod: Pod) -> dict[str, Any]:
         "base": pod.base if pod.base.startswith("/") else None,
         "diskGiB": engine.disk_gi_b or 1.0,
         "gpu": pod.device == "gpu",
-        "python": pod.python,
+        "python": None if engine.vllm else pod.python,
         # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute
         # into its start with less.
         "shmMiB": 160,

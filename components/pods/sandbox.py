@@ -46,7 +46,7 @@ def machine(sandbox: Sandbox, pod: Pod, settings: Settings, stack: str, opts: pu
             credential=credential,
             private_key=pulumi.Output.secret(private_key_text(credential, settings)),
         ),
-        identity=fingerprint(host_key),
+        identity=pulumi.Output.format("{0} since {1}", fingerprint(host_key), container.started),
         endpoint=container.endpoint_port.apply(lambda port: f"http://127.0.0.1:{int(port)}/v1"),
         resource=container,
     )
@@ -56,12 +56,12 @@ class SandboxContainerProvider(Provider):
     """Create and update both make the container run as described; an unchanged one that runs is left alone."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        identifier, ports = _make_it_run(props)
-        return CreateResult(identifier, {**props, **ports})
+        identifier, running = _make_it_run(props)
+        return CreateResult(identifier, {**props, **running})
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        _, ports = _make_it_run(_news)
-        return UpdateResult({**_news, **ports})
+        _, running = _make_it_run(_news)
+        return UpdateResult({**_news, **running})
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         changed = [key for key in _SPEC_KEYS if _olds.get(key) != _news.get(key)]
@@ -78,8 +78,9 @@ class SandboxContainerProvider(Provider):
 
 
 class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
-    """The container. Its outputs are the ports on this machine's loopback that lead into it."""
+    """The container. Its outputs: since when it runs, and the ports on this machine's loopback that lead into it."""
 
+    started: pulumi.Output[str]
     ssh_port: pulumi.Output[float]
     endpoint_port: pulumi.Output[float]
 
@@ -93,13 +94,15 @@ class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
             "shmMiB": sandbox.shm_mi_b,
             "enginePort": engine_port,
             "hostKey": host_key,
+            "started": None,
             "ssh_port": None,
             "endpoint_port": None,
         }
         super().__init__(SandboxContainerProvider(), name, props, opts)
 
 
-def _make_it_run(props: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
+def _make_it_run(props: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the container's id and what the resource's outputs say of it."""
     engine, name = _container_engine(), props["name"]
     spec = hashlib.sha256(json.dumps([props[key] for key in _SPEC_KEYS], sort_keys=True).encode()).hexdigest()
     state = _inspect(engine, name)
@@ -118,7 +121,11 @@ def _make_it_run(props: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
     def published(port: int) -> int:
         return int(ports[f"{port}/tcp"][0]["HostPort"])
 
-    return state["Id"], {"ssh_port": published(22), "endpoint_port": published(int(props["enginePort"]))}
+    return state["Id"], {
+        "started": state["State"]["StartedAt"],
+        "ssh_port": published(22),
+        "endpoint_port": published(int(props["enginePort"])),
+    }
 
 
 def _run_arguments(engine: Sequence[str], props: Mapping[str, Any], spec: str) -> list[str]:

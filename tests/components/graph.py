@@ -33,7 +33,7 @@ class Recorder(Mocks):
         if args.typ.endswith(":ReachedPod"):
             outputs["plugin_host_key"] = "ecdsa-sha2-nistp256 AAAA"
         if args.typ.endswith(":SandboxContainer"):
-            outputs.update(ssh_port=UNKNOWN_PORT, endpoint_port=UNKNOWN_PORT + 1)
+            outputs.update(started="today", ssh_port=UNKNOWN_PORT, endpoint_port=UNKNOWN_PORT + 1)
         return f"{args.name}-id", outputs
 
     def call(self, args: MockCallArgs) -> tuple[dict[Any, Any], list[tuple[str, str]] | None]:
