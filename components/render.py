@@ -36,6 +36,7 @@ def render_unit(plan: EnginePlan, *, key: str) -> str:
     return template.render(
         base=plain_text(plan.base),
         command=command,
+        gpu=plan.gpu,
         environment=[environment_word(name, value) for name, value in sorted(environment.items())],
         protect_home="read-only" if _reads_homes(plan) else "yes",
         secrets_path=secrets_path(key),

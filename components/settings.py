@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import pulumi
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from components.core.errors import UserError, printable
@@ -102,7 +102,7 @@ class Engine(_Part):
     max_loras: Annotated[int, Field(ge=1)] | None = None
     max_lora_rank: Annotated[int, Field(ge=1)] | None = None
     max_cpu_loras: Annotated[int, Field(ge=1)] | None = None
-    args: Mapping[str, str | bool | int | float | list[str]] = Field(default_factory=dict)
+    args: Mapping[str, JsonValue] = Field(default_factory=dict)
     env: Mapping[str, str] = Field(default_factory=dict)
     python: PodPath | None = None
     vllm: VllmInstall | None = None

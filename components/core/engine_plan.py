@@ -77,7 +77,7 @@ class EnginePlan:
     """One engine: `argv` to the word, its environment, what was computed, and what /v1/models must list.
 
     `served` maps each id to the `root` that vLLM reports for it: the base for base names, the blob's path for adapters.
-    `stop_seconds` is how long it may take to stop before it is killed.
+    `stop_seconds` is how long it may take to stop before it is killed; `gpu` says whether it needs one.
     """
 
     base: str
@@ -86,6 +86,7 @@ class EnginePlan:
     flags: tuple[PlannedFlag, ...]
     served: Mapping[str, str | None]
     stop_seconds: int
+    gpu: bool
 
 
 def plan_engine(
@@ -135,6 +136,7 @@ def plan_engine(
         flags,
         served,
         _STOP_SECONDS + _draining_seconds(arguments),
+        options.device == "gpu",
     )
 
 

@@ -53,6 +53,7 @@ def test_a_base_alone() -> None:
         flags=(),
         served={BASE: BASE},
         stop_seconds=60,
+        gpu=True,
     )
 
 

@@ -79,8 +79,11 @@ def test_the_secrets_file_is_named_and_may_be_missing() -> None:
 
 
 def test_nothing_starts_besides_the_engine() -> None:
-    names = [name for name, _ in systemd.settings(render.render_unit(planned(), key=KEY))]
-    assert [name for name in names if name.startswith("Exec")] == ["ExecStart"]
+    cpu = render.render_unit(planned(options=EngineOptions(port=8000, device="cpu")), key=KEY)
+    assert [name for name, _ in systemd.settings(cpu) if name.startswith("Exec")] == ["ExecStart"]
+    gpu = render.render_unit(planned(), key=KEY)
+    # Root's own, and let be where the machine has no such program: it makes a device node and ends.
+    assert setting(gpu, "ExecStartPre") == ["-+/usr/bin/nvidia-modprobe -u -c=0"]
 
 
 def test_too_many_adapters_for_one_unit() -> None:
