@@ -46,7 +46,8 @@ inputs() { # inputs <image> : the files that it is made from, its parents' inclu
     debian) printf '%s\n' "${debian[@]}" ;;
     pod) printf '%s\n' "${pod[@]}" ;;
     standin) printf '%s\n' "${pod[@]}" "${uv[@]}" "$standin" ;;
-    sandbox) printf '%s\n' "${pod[@]}" "${uv[@]}" "$here/Containerfile.sandbox" "$here/install-vllm.sh" "$here/vllm.txt" ;;
+    sandbox) printf '%s\n' "${pod[@]}" "${uv[@]}" "$here/Containerfile.sandbox" "$here/install-vllm.sh" \
+      "$here/vllm.txt" "$here/model.txt" ;;
   esac
 }
 
@@ -71,8 +72,16 @@ ensure() ( # ensure <image> : makes it unless its tag is there
     exit 1
   fi
   "${engine[@]}" tag "$name:$hash" "$name:$alias"
+  forget_others "$name" "$hash" "$alias"
   echo "built $name in $((SECONDS - started)) s" >&2
 )
+
+forget_others() { # forget_others <name> <tag>... : removes what the name meant before, where nothing uses it
+  local tag
+  "${engine[@]}" images --format '{{.Tag}}' "$1" | while read -r tag; do
+    [ "$tag" = "$2" ] || [ "$tag" = "$3" ] || "${engine[@]}" rmi "$1:$tag" >/dev/null 2>&1 || true
+  done
+}
 
 make_debian() {
   local base=docker.io/library/debian:12

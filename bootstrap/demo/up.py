@@ -1,0 +1,88 @@
+"""The demo: `pulumi up` of the stack `sandbox`, one question to each model, and what a second preview says."""
+
+import json
+import os
+import shutil
+import subprocess
+import textwrap
+from typing import Any
+
+from bootstrap.demo.ask import ask
+from bootstrap.demo.container import ROOT
+from bootstrap.demo.personas import QUESTION
+from bootstrap.demo.prepare import DEMO, prepare
+
+STACK = "sandbox"
+# The demo's own and no secret: the salt that goes with it is in the stack file.
+PASSPHRASE = "lora-pods-demo"
+
+
+def up() -> None:
+    """Brings the demo up and shows it. Raises subprocess.CalledProcessError when a step fails."""
+    prepare()
+    if STACK not in _stacks():
+        _pulumi("stack", "init", "--no-select", STACK)
+    _pulumi("up", "--yes", "--stack", STACK)
+    engines: dict[str, Any] = json.loads(_pulumi_output("stack", "output", "--json", "--stack", STACK))["engines"]
+    for base, engine in engines.items():
+        print(f"\n{base} at {engine['endpoint']} ({engine['unit']}), asked: {QUESTION}\n", flush=True)
+        answers = {model: ask(engine["endpoint"], model, QUESTION) for model in engine["models"]}
+        print(table(engine["models"], answers), flush=True)
+    print("\nAnd a second preview:\n", flush=True)
+    _pulumi("preview", "--expect-no-changes", "--stack", STACK)
+    print("\nDone. `./dev down` removes the stack and the pod.", flush=True)
+
+
+def down() -> None:
+    """Destroys the demo's stack and its pod; the model and the adapters stay for the next time."""
+    if STACK not in _stacks():
+        print("The demo is not up.", flush=True)
+        return
+    _pulumi("destroy", "--yes", "--skip-preview", "--stack", STACK)
+    _pulumi("stack", "rm", "--yes", "--preserve-config", STACK)
+
+
+def table(digests: dict[str, str | None], answers: dict[str, str]) -> str:
+    """One row a model: its id, the digest of its adapter, and what it said."""
+    rows = [("model", "digest", "answer")]
+    rows += [(model, (digests[model] or "(the base)")[:19], answer) for model, answer in answers.items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    indent = " " * (sum(widths) + 4)
+    room = max(40, shutil.get_terminal_size().columns - len(indent))
+    return "\n".join(
+        f"{model:<{widths[0]}}  {digest:<{widths[1]}}  "
+        + textwrap.fill(answer, room, subsequent_indent=indent, break_long_words=False).lstrip()
+        for model, digest, answer in rows
+    )
+
+
+def _stacks() -> list[str]:
+    return [stack["name"] for stack in json.loads(_pulumi_output("stack", "ls", "--json"))]
+
+
+def _pulumi(*words: str) -> None:
+    print(f"$ pulumi {' '.join(words)}", flush=True)
+    subprocess.run(["pulumi", *words, "--non-interactive"], check=True, cwd=ROOT, env=_environment())
+
+
+def _pulumi_output(*words: str) -> str:
+    return subprocess.run(
+        ["pulumi", *words, "--non-interactive"],
+        check=True,
+        cwd=ROOT,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+
+
+def _environment() -> dict[str, str]:
+    """The demo's own state, beside it; the login and the stacks of who runs it are not touched."""
+    state = DEMO / "state"
+    state.mkdir(parents=True, exist_ok=True)
+    return {
+        **os.environ,
+        "PULUMI_BACKEND_URL": f"file://{state}",
+        "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
+        "PULUMI_SKIP_UPDATE_CHECK": "1",
+    }
