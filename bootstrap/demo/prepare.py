@@ -17,7 +17,7 @@ ADAPTERS = DEMO / "adapters"
 
 _HERE = Path(__file__).parent
 _MODEL_RECIPE = (_HERE / "base_model.py", ROOT / "bootstrap" / "sandbox" / "model.txt")
-_ADAPTERS_RECIPE = (*_MODEL_RECIPE, _HERE / "container.py", _HERE / "train.py", _HERE / "personas.py")
+_ADAPTERS_RECIPE = (*_MODEL_RECIPE, _HERE / "train.py", _HERE / "personas.py")
 
 
 def prepare() -> None:

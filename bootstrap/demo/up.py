@@ -47,13 +47,14 @@ def table(digests: dict[str, str | None], answers: dict[str, str]) -> str:
     rows = [("model", "digest", "answer")]
     rows += [(model, (digests[model] or "(the base)")[:19], answer) for model, answer in answers.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    indent = " " * (sum(widths) + 4)
-    room = max(40, shutil.get_terminal_size().columns - len(indent))
-    return "\n".join(
-        f"{model:<{widths[0]}}  {digest:<{widths[1]}}  "
-        + textwrap.fill(answer, room, subsequent_indent=indent, break_long_words=False).lstrip()
-        for model, digest, answer in rows
-    )
+    indent = sum(widths) + 4
+    room = max(40, shutil.get_terminal_size().columns - indent)
+    lines = []
+    for model, digest, answer in rows:
+        start, *rest = textwrap.wrap(answer, room) or [""]
+        lines.append(f"{model:<{widths[0]}}  {digest:<{widths[1]}}  {start}")
+        lines += [" " * indent + line for line in rest]
+    return "\n".join(lines)
 
 
 def _stacks() -> list[str]:
