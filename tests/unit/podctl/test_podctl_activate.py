@@ -208,7 +208,7 @@ def test_a_restart_loop_is_a_failure_and_not_a_wait(engine: Engine) -> None:
     engine.activate()
 
     began = time.monotonic()
-    lines = engine.fails(timeout=600, crash=["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"])
+    lines = engine.fails(timeout=30, crash=["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"])
 
     assert time.monotonic() - began < 20
     assert lines[1] == (
@@ -224,7 +224,7 @@ def test_a_restart_between_two_looks_is_a_failure_too(engine: Engine, systemd: F
 
     systemd.on_look = [lambda unit: None] * 5 + [restarted]
 
-    lines = engine.fails(timeout=600, hang=True, polls=10**9)
+    lines = engine.fails(timeout=30, hang=True, polls=10**9)
 
     assert lines[0] == (
         f"{UNIT} did not become ready: the engine ended (success) and would be started over and over; "
@@ -238,7 +238,7 @@ def test_somebody_elses_restart_is_told_apart(engine: Engine, systemd: FakeSyste
 
     systemd.on_look = [lambda unit: None] * 5 + [restarted]
 
-    lines = engine.fails(timeout=600, hang=True, polls=10**9)
+    lines = engine.fails(timeout=30, hang=True, polls=10**9)
 
     assert lines[0] == (
         f"{UNIT} did not become ready: the unit was started again by somebody else; "

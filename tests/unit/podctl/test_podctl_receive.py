@@ -80,6 +80,14 @@ def test_a_resumed_bundle_may_begin_before_the_kept_end(pod: PodDirectory) -> No
     assert pod.staged(DIGEST).read_bytes() == TAR
 
 
+def test_what_was_kept_past_the_bundles_end_is_cut_off(pod: PodDirectory) -> None:
+    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:100])
+    pod.staged(DIGEST, ".tar.part").write_bytes(TAR + b"more")
+
+    assert pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "100", stdin=TAR[100:]).status == 0
+    assert pod.staged(DIGEST).read_bytes() == TAR
+
+
 def test_an_offset_past_the_kept_end_is_refused(pod: PodDirectory) -> None:
     pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:100])
 
@@ -211,6 +219,12 @@ def test_missing_says_when_the_disk_is_too_small(pod: PodDirectory, monkeypatch:
         ],
     )
 
+    # What has arrived of a bundle needs no room to arrive in.
+    part = pod.staged(OTHER_DIGEST, ".tar.part")
+    part.write_bytes(b"x")
+    assert pod.run("missing", stdin={"bundles": bundles}).status == 0
+    part.unlink()
+
     disk = Disk(10**12, 1, 10_000, 100)
     answer = pod.run("missing", stdin={"bundles": bundles})
     assert answer.lines == [f"the disk of {pod.root} has 100 inodes free and the bundles need 115: remove files there"]
@@ -275,8 +289,21 @@ def test_a_killed_holder_holds_nothing(pod: PodDirectory) -> None:
     assert not lock.exists()
 
 
-def test_a_lock_that_was_removed_while_one_waited_counts_no_more(tmp_path: Path) -> None:
-    """Two waiters, one lock file gone: only one of them may go on."""
+def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter may open the file just before its holder removes it, and lock it just after."""
+    path = tmp_path / ".lock"
+    real = fcntl.flock
+
+    def removed_meanwhile(fd: int, operation: int) -> None:
+        path.unlink()
+        path.touch()
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    assert podctl.try_lock(str(path)) == (None, "")
+
+
+def test_of_many_that_wait_one_at_a_time_goes_on(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     old = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(old, fcntl.LOCK_EX)

@@ -141,6 +141,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         entry(CONFIG, b"{}") + header(WEIGHTS, b"%011o\0" % 8192) + b"weights" + bytes(505) + END,
         f'the tar\'s member "{WEIGHTS}" claims 8192 bytes where 1536 are left',
     ),
+    "a block larger than the archive": (
+        entry(CONFIG, b"{}") + header(WEIGHTS, b"%011o\0" % 1025) + END,
+        f'the tar\'s member "{WEIGHTS}" claims 1025 bytes where 1024 are left',
+    ),
     "enormous": (
         entry(CONFIG, b"{}") + header(WEIGHTS, b"77777777777\0") + END,
         f'the tar\'s member "{WEIGHTS}" claims 8589934591 bytes where 1024 are left',
