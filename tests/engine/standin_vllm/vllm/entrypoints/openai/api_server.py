@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 from ... import __version__
 from .adapters import Loaded, load_all
@@ -28,10 +28,9 @@ GUARDED_PREFIXES = ("/v1", "/v2", "/inference")
 
 
 class Server(ThreadingHTTPServer):
-    """Holds what was loaded. Closing it waits for the requests in flight."""
+    """Holds what was loaded."""
 
-    daemon_threads = False
-    block_on_close = True
+    daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, arguments: Arguments, adapters: Dict[str, Loaded]) -> None:
@@ -81,6 +80,7 @@ class Handler(BaseHTTPRequestHandler):
         if model not in names and model not in self.server.adapters:
             self._error(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
             return
+        print(f"Received request for {model}", flush=True)
         time.sleep(float(request.get("standin_delay_seconds", 0)))
         self._json(200, self._completion(model, prompt, chat=self.path.startswith("/v1/chat")))
 
@@ -180,7 +180,7 @@ def start(argv: List[str]) -> Server:
 
 
 def main() -> None:
-    """Serves until SIGTERM or SIGINT; the requests in flight are answered before it ends."""
+    """Serves until SIGTERM or SIGINT, and then lets the requests in flight take ``--shutdown-timeout`` more seconds."""
     server = start(sys.argv[1:])
 
     def stop(_signal: int, _frame: Any) -> None:
@@ -189,10 +189,13 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    address: Tuple[str, int] = (server.arguments.host, server.arguments.port)
-    print(f"Uvicorn running on http://{address[0]}:{address[1]}", flush=True)
+    print(f"Uvicorn running on http://{server.arguments.host}:{server.server_port}", flush=True)
     server.serve_forever(poll_interval=0.05)
     server.server_close()
+    deadline = time.monotonic() + server.arguments.shutdown_timeout
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 if __name__ == "__main__":

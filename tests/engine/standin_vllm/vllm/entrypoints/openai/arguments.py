@@ -25,6 +25,7 @@ class Arguments(NamedTuple):
     max_model_len: int
     api_keys: List[str]
     max_lora_rank: int
+    shutdown_timeout: int
     lora_modules: List[LoraModule]
 
 
@@ -49,20 +50,30 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--served-model-name", nargs="+")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--api-key", nargs="*", default=[])
+    parser.add_argument("--api-key", nargs="+", default=[])
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--max-loras", type=int, default=1)
     parser.add_argument("--max-lora-rank", type=int, choices=LEGAL_RANKS, default=16)
     parser.add_argument("--max-cpu-loras", type=int)
     parser.add_argument("--lora-modules", nargs="*", type=lora_module, default=[])
     parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--shutdown-timeout", type=int, default=0)
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--dtype", choices=["auto", "bfloat16", "float", "float16", "float32", "half"])
     for name in ("--max-num-seqs", "--max-num-batched-tokens", "--tensor-parallel-size", "--seed"):
         parser.add_argument(name, type=int)
-    for name in ("--chat-template", "--quantization", "--revision", "--tokenizer", "--tool-call-parser"):
+    for name in (
+        "--chat-template",
+        "--download-dir",
+        "--load-format",
+        "--quantization",
+        "--revision",
+        "--tokenizer",
+        "--tool-call-parser",
+    ):
         parser.add_argument(name)
-    parser.add_argument("--allowed-origins", type=json.loads)
+    for name in ("--allowed-origins", "--hf-overrides"):
+        parser.add_argument(name, type=json.loads)
     parser.add_argument("--middleware", action="append")
     for name in (
         "--enforce-eager",
@@ -88,5 +99,6 @@ def parse(argv: Sequence[str]) -> Arguments:
         max_model_len=given.max_model_len,
         api_keys=given.api_key,
         max_lora_rank=given.max_lora_rank,
+        shutdown_timeout=given.shutdown_timeout,
         lora_modules=given.lora_modules,
     )
