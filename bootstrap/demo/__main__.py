@@ -4,19 +4,21 @@ import argparse
 import subprocess
 import sys
 import urllib.error
+from collections.abc import Callable
 
 from bootstrap.demo.prepare import prepare
 from bootstrap.demo.up import down, up
 
-VERBS = {"up": up, "down": down, "prepare": prepare}
+VERBS: dict[str, Callable[[str], None]] = {"up": up, "down": down, "prepare": lambda _stack: prepare()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bootstrap.demo")
     parser.add_argument("verb", choices=VERBS)
-    verb = VERBS[parser.parse_args().verb]
+    parser.add_argument("--stack", default="sandbox", help="the stack file to use (%(default)s)")
+    options = parser.parse_args()
     try:
-        verb()
+        VERBS[options.verb](options.stack)
     except subprocess.CalledProcessError as error:
         # It has said what was wrong itself.
         print(f"demo: `{error.cmd[0]}` failed, so the demo stops here", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The demo: `pulumi up` of the stack `sandbox`, one question to each model, and what a second preview says."""
+"""The demo: `pulumi up` of the stack file it is told, one question to each model, and what a second preview says."""
 
 import json
 import os
@@ -12,34 +12,33 @@ from bootstrap.demo.container import ROOT
 from bootstrap.demo.personas import QUESTION
 from bootstrap.demo.prepare import DEMO, prepare
 
-STACK = "sandbox"
 # The demo's own and no secret: the salt that goes with it is in the stack file.
 PASSPHRASE = "lora-pods-demo"
 
 
-def up() -> None:
+def up(stack: str) -> None:
     """Brings the demo up and shows it. Raises subprocess.CalledProcessError when a step fails."""
     prepare()
-    if STACK not in _stacks():
-        _pulumi("stack", "init", "--no-select", STACK)
-    _pulumi("up", "--yes", "--stack", STACK)
-    engines: dict[str, Any] = json.loads(_pulumi_output("stack", "output", "--json", "--stack", STACK))["engines"]
+    if stack not in _stacks():
+        _pulumi("stack", "init", "--no-select", stack)
+    _pulumi("up", "--yes", "--stack", stack)
+    engines: dict[str, Any] = json.loads(_pulumi_output("stack", "output", "--json", "--stack", stack))["engines"]
     for base, engine in engines.items():
         print(f"\n{base} at {engine['endpoint']} ({engine['unit']}), asked: {QUESTION}\n", flush=True)
         answers = {model: ask(engine["endpoint"], model, QUESTION) for model in engine["models"]}
         print(table(engine["models"], answers), flush=True)
     print("\nAnd a second preview:\n", flush=True)
-    _pulumi("preview", "--expect-no-changes", "--stack", STACK)
+    _pulumi("preview", "--expect-no-changes", "--stack", stack)
     print("\nDone. `./dev down` removes the stack and the pod.", flush=True)
 
 
-def down() -> None:
+def down(stack: str) -> None:
     """Destroys the demo's stack and its pod; the model and the adapters stay for the next time."""
-    if STACK not in _stacks():
+    if stack not in _stacks():
         print("The demo is not up.", flush=True)
         return
-    _pulumi("destroy", "--yes", "--skip-preview", "--stack", STACK)
-    _pulumi("stack", "rm", "--yes", "--preserve-config", STACK)
+    _pulumi("destroy", "--yes", "--skip-preview", "--stack", stack)
+    _pulumi("stack", "rm", "--yes", "--preserve-config", stack)
 
 
 def table(digests: dict[str, str | None], answers: dict[str, str]) -> str:

@@ -67,7 +67,8 @@ def test_a_re_rented_pod(deployed: Client, machine: Machine, new_machine: Callab
     run = deployed.up()
 
     commands = {f"Command {BASE}-{verb}": "update" for verb in ("prepare", "place", "secrets", "activate")}
-    assert run.changes == {**commands, f"BundleUpload {BASE}-upload": "update"}
+    others = {f"ReachedPod {BASE}-reach": "update", f"BundleUpload {BASE}-upload": "update"}
+    assert run.changes == {**commands, **others}
     for model in ("acme-v1", "acme-v2"):
         assert served_weights(fresh, model) == weights(deployed, model)
     assert deployed.stack.preview("--expect-no-changes").changes == {}
