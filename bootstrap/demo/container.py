@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "localhost/lora-pods-sandbox"
 
-# What the libraries print while they load would bury what we say; waiting threads that spin slow a busy machine.
+# What the libraries print while they load would bury what we say; waiting threads that spin slow a busy machine;
+# peft writes a set of modules in the order of their hashes.
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "HF_HUB_OFFLINE": "1",
@@ -17,6 +18,7 @@ _ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "OMP_WAIT_POLICY": "passive",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
     "PYTHONWARNINGS": "ignore",
     "TORCH_LOGS": "-all",
 }
