@@ -1300,10 +1300,8 @@ def verb_activate(store: Store, document: Document) -> Document:
     engine = check_engine(store, document)
     store.make_staging()
     with store.lock_engine(engine, "activate"):
-        with store.lock("activate"):
-            rivals = rivals_on(store, engine, document)
-            state = unit_state(unit_name(engine))
-            current = settled(store, engine, document, state)
+        state = unit_state(unit_name(engine))
+        current = settled(store, engine, document, state)
         if current is not None:
             fault = await_ready(store, engine, document, Trial(state, time.time(), ""))
             if not fault:
@@ -1312,6 +1310,7 @@ def verb_activate(store: Store, document: Document) -> Document:
                 return report(engine, current.n, restarted=False)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
+            rivals = rivals_on(store, engine, document)
             if not rivals:
                 refuse_taken_port(store, engine, document, state.active == "active")
             tried = generations(store, engine)

@@ -232,6 +232,17 @@ def test_a_restart_between_two_looks_is_a_failure_too(engine: Engine, systemd: F
     )
 
 
+def test_an_engine_that_is_stopping_does_not_count(engine: Engine, systemd: FakeSystemd) -> None:
+    def stopping(unit: FakeUnit) -> None:
+        unit.active, unit.sub = "deactivating", "stop-sigterm"
+
+    systemd.on_look = [lambda unit: None, lambda unit: None, stopping]
+
+    lines = engine.fails(timeout=0.2)
+
+    assert "it was still not ready: the unit is deactivating (stop-sigterm); " in lines[0]
+
+
 def test_somebody_elses_restart_is_told_apart(engine: Engine, systemd: FakeSystemd) -> None:
     def restarted(unit: FakeUnit) -> None:
         unit.invocation = "by hand"

@@ -268,6 +268,7 @@ def test_two_at_once_are_serialised(pod: PodDirectory) -> None:
 
 def test_waiting_for_ever_ends_with_a_sentence(tmp_path: Path) -> None:
     path = str(tmp_path / ".lock")
+    Path(path).write_text("pid 1, a verb that was killed and has a long name")
     with (
         podctl.hold(path, "activate"),
         pytest.raises(podctl.Refusal) as refusal,
