@@ -63,6 +63,7 @@ STALE_SECONDS = 7 * 86400.0  # an abandoned upload is kept this long for resumin
 POLL_SECONDS = 0.5
 SAY_SECONDS = 10.0  # between two lines of progress
 KEPT_GENERATIONS = 3
+FEW_NAMES = 100
 HOMES = ("/home", "/root", "/run/user")  # a unit sees them only if its own text names a path there (ProtectHome=)
 TEMPORARY = ("/tmp", "/var/tmp")  # a unit has its own (PrivateTmp=)
 
@@ -167,6 +168,12 @@ def hex_of(digest: object) -> str:
     if match is None:
         raise Refusal("%s is not a digest: sha256: and 64 lowercase hex digits" % shown(digest))
     return match.group(1)
+
+
+def few(names: Sequence[str]) -> List[str]:
+    """A list for a result that Pulumi's command plugin reads: it can hang on a line over 64 KiB."""
+    more = len(names) - FEW_NAMES
+    return [*names[:FEW_NAMES], *(["and %d more" % more] if more > 0 else [])]
 
 
 def shown(value: object) -> str:
@@ -854,8 +861,7 @@ def verb_place(store: Store, document: Document) -> Document:
         for hexdigest in wanted.values():
             unlink(store.staged(hexdigest, ".claim"))
         collected = collect(store)
-    models = {model: "sha256:" + hexdigest for model, hexdigest in wanted.items()}
-    return {"models": models, "unpacked": unpacked, "dropped": dropped, "collected": collected}
+    return {"unpacked": few(unpacked), "dropped": few(dropped), "collected": few(collected)}
 
 
 def drop_refs(store: Store, stack: str, base: str, keep: Set[str]) -> List[str]:
@@ -871,7 +877,7 @@ def verb_unplace(store: Store, options: Any) -> Document:
         return {"dropped": [], "collected": []}
     with store.lock("unplace"):
         dropped = drop_refs(store, name_of(options.stack, "stack"), options.base, keep=set())
-        return {"dropped": dropped, "collected": collect(store)}
+        return {"dropped": few(dropped), "collected": few(collect(store))}
 
 
 def verb_gc(store: Store, options: Any) -> Document:
@@ -1411,7 +1417,7 @@ def verb_deactivate(store: Store, options: Any) -> Document:
         return {"engine": engine, "removed": False, "collected": []}
     with store.lock_engine(engine, "deactivate"), store.lock("deactivate"):
         removed = forget_engine(store, engine)
-        return {"engine": engine, "removed": removed, "collected": collect(store)}
+        return {"engine": engine, "removed": removed, "collected": few(collect(store))}
 
 
 # --- the pod --------------------------------------------------------------------------------------------------------

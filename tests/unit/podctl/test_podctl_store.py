@@ -35,7 +35,7 @@ def test_place_unpacks_and_refers(stocked: PodDirectory) -> None:
 
     assert answer == (
         0,
-        {"models": {"a": ONE, "b": TWO}, "unpacked": sorted([ONE, TWO]), "dropped": [], "collected": []},
+        {"unpacked": sorted([ONE, TWO]), "dropped": [], "collected": []},
         [f"{digest} is unpacked" for digest in sorted([ONE, TWO])],
     )
     assert refs(stocked) == {"prod/a": ONE, "prod/b": TWO}
@@ -49,7 +49,7 @@ def test_placing_again_finds_nothing_to_do(stocked: PodDirectory) -> None:
 
     answer = stocked.place({"a": ONE})
 
-    assert answer == (0, {"models": {"a": ONE}, "unpacked": [], "dropped": [], "collected": []}, [])
+    assert answer == (0, {"unpacked": [], "dropped": [], "collected": []}, [])
     assert stocked.snapshot() == before
 
 
@@ -58,7 +58,7 @@ def test_a_model_that_leaves_takes_its_blob_along(stocked: PodDirectory) -> None
 
     answer = stocked.place({"a": ONE})
 
-    assert answer.result == {"models": {"a": ONE}, "unpacked": [], "dropped": ["b"], "collected": [TWO]}
+    assert answer.result == {"unpacked": [], "dropped": ["b"], "collected": [TWO]}
     assert (refs(stocked), stocked.blobs()) == ({"prod/a": ONE}, {ONE})
 
 
@@ -334,3 +334,13 @@ def test_an_unforeseen_error_is_one_line_without_its_text(pod: PodDirectory, mon
     assert answer.status == 1
     assert len(answer.lines) == 1
     assert answer.lines[0].startswith("podctl gc failed in a way nobody foresaw: KeyError in broken, line ")
+
+
+def test_a_long_result_is_cut_short(stocked: PodDirectory) -> None:
+    """Pulumi's command plugin can hang on a line over 64 KiB."""
+    many = [f"m{index:04}" for index in range(300)]
+    stocked.place(dict.fromkeys(many, ONE))
+
+    answer = stocked.place({})
+
+    assert answer.result == {"unpacked": [], "dropped": [*many[:100], "and 200 more"], "collected": [ONE]}
