@@ -6,10 +6,11 @@ from components.core.errors import UserError
 from components.deployment import Deployment, Described
 from components.settings import program_config
 
+stack = pulumi.get_stack()
 try:
-    described = Described(program_config())
+    described = Described(program_config(), stack)
 except UserError as error:
     raise pulumi.RunError(str(error)) from None
 
-deployment = Deployment("lora-pods", described, pulumi.get_stack())
+deployment = Deployment("lora-pods", described, stack)
 pulumi.export("engines", deployment.engines)

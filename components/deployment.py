@@ -9,10 +9,9 @@ import pulumi
 
 from components.bundles import AdapterBundle, PlacedBundles
 from components.core.digest_cache import BundleFacts, DigestCache
-from components.core.engine_plan import EnginePlan
 from components.core.errors import UserError
-from components.core.naming import engine_key
-from components.engine import VllmEngine, plan_of
+from components.core.naming import unit_name
+from components.engine import PlannedEngine, VllmEngine, planned_engine
 from components.pods.gpu_pod import GpuPod
 from components.settings import Pod, RawConfig, Settings, SettingsError, parse, secrecy_faults
 
@@ -20,14 +19,14 @@ from components.settings import Pod, RawConfig, Settings, SettingsError, parse, 
 class Described:
     """A stack file with all that this machine can say about it before any resource exists.
 
-    `bundles` maps model ids to what their adapters are; `plans` maps bases to their engines' plans.
+    `bundles` maps model ids to what their adapters are; `engines` maps bases to what will serve them.
     """
 
     settings: Settings
     bundles: Mapping[str, BundleFacts]
-    plans: Mapping[str, EnginePlan]
+    engines: Mapping[str, PlannedEngine]
 
-    def __init__(self, config: RawConfig) -> None:
+    def __init__(self, config: RawConfig, stack: str) -> None:
         """Raises SettingsError with every fault of the file, of the adapters and of the plans together."""
         settings, faults = parse(config)
         faults += secrecy_faults(config)
@@ -39,15 +38,15 @@ class Described:
                 faults.append(f"{settings.places[model.id]}.adapter: {found}")
             else:
                 bundles[model.id] = found
-        plans: dict[str, EnginePlan] = {}
+        engines: dict[str, PlannedEngine] = {}
         for pod in settings.pods:
             try:
-                plans[pod.base] = plan_of(pod, *_served(pod, settings, bundles))
+                engines[pod.base] = planned_engine(stack, pod, *_served(pod, settings, bundles))
             except UserError as error:
                 faults.append(f"{settings.places[pod.base]}.engine: {error}")
         if faults:
             raise SettingsError(faults)
-        self.settings, self.bundles, self.plans = settings, bundles, plans
+        self.settings, self.bundles, self.engines = settings, bundles, engines
 
 
 class Deployment(pulumi.ComponentResource):
@@ -64,16 +63,16 @@ class Deployment(pulumi.ComponentResource):
         self.register_outputs({})
 
     def _serve(self, pod: Pod, described: Described, stack: str, child: pulumi.ResourceOptions) -> dict[str, Any]:
-        settings, key = described.settings, engine_key(stack, pod.base)
+        settings, planned = described.settings, described.engines[pod.base]
         bundles, aliases = _served(pod, settings, described.bundles)
         on = GpuPod(pod, settings, stack, child)
-        placed = PlacedBundles(pod.base, key, stack, on, bundles, child)
-        engine = VllmEngine(key, described.plans[pod.base], pod, on, settings, stack, placed.placed, child)
+        placed = PlacedBundles(pod.base, planned.key, stack, on, bundles, child)
+        VllmEngine(planned, pod, on, settings, stack, placed.placed, child)
         return {
             "endpoint": on.machine.endpoint,
-            "unit": engine.unit,
+            "unit": unit_name(planned.key),
             "models": {pod.base: None, **dict.fromkeys(aliases), **{m: f.digest for m, f in bundles.items()}},
-            "flags": {flag.name: flag.value for flag in engine.plan.flags},
+            "flags": {flag.name: flag.value for flag in planned.plan.flags},
         }
 
 

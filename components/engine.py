@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pulumi
 
 from components.core.digest_cache import BundleFacts
 from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
-from components.core.naming import blob_path, unit_name
+from components.core.naming import blob_path, engine_key, unit_name, url_host
 from components.pods.gpu_pod import GpuPod
 from components.remote import pod_command, result
 from components.render import render_unit
-from components.settings import LOOPBACK, Pod, Settings
+from components.settings import Pod, Settings
+
+
+@dataclass(frozen=True)
+class PlannedEngine:
+    """An engine as it will be: its key (`naming.engine_key`), its plan, and its unit's whole text."""
+
+    key: str
+    plan: EnginePlan
+    unit: str
 
 
 class VllmEngine(pulumi.ComponentResource):
     """One vLLM under one systemd unit, serving a base and every adapter of every model that names it."""
 
-    plan: EnginePlan
-    unit: str
-
     def __init__(
         self,
-        key: str,
-        plan: EnginePlan,
+        planned: PlannedEngine,
         pod: Pod,
         on: GpuPod,
         settings: Settings,
@@ -33,8 +39,7 @@ class VllmEngine(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions,
     ) -> None:
         super().__init__("lora-pods:index:VllmEngine", pod.base, {}, opts)
-        self.plan, self.unit = plan, unit_name(key)
-        machine = on.machine
+        machine, key, plan = on.machine, planned.key, planned.plan
         secrets = pod_command(
             f"{pod.base}-secrets",
             machine.connection,
@@ -54,7 +59,7 @@ class VllmEngine(pulumi.ComponentResource):
                 "engine": key,
                 "identity": machine.identity,
                 "port": pod.engine.port,
-                "unit": {"name": self.unit, "text": render_unit(plan, key=key)},
+                "unit": {"name": unit_name(key), "text": planned.unit},
                 "ready": {
                     "url": f"http://{_reached_at(pod.listen)}:{pod.engine.port}",
                     "models": dict(plan.served),
@@ -70,10 +75,10 @@ class VllmEngine(pulumi.ComponentResource):
         self.register_outputs({})
 
 
-def plan_of(pod: Pod, bundles: Mapping[str, BundleFacts], aliases: Sequence[str]) -> EnginePlan:
-    """The engine's plan, from the stack file and what the adapters are. Raises UserError where vLLM would refuse it."""
-    engine = pod.engine
-    return plan_engine(
+def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], aliases: Sequence[str]) -> PlannedEngine:
+    """Plan and render a pod's engine. Raises UserError for what vLLM would refuse or systemd could not pass on."""
+    engine, key = pod.engine, engine_key(stack, pod.base)
+    plan = plan_engine(
         pod.base,
         pod.python,
         [PlannedAdapter(model, facts.digest, facts.rank) for model, facts in bundles.items()],
@@ -94,6 +99,7 @@ def plan_of(pod: Pod, bundles: Mapping[str, BundleFacts], aliases: Sequence[str]
         ),
         blob_path,
     )
+    return PlannedEngine(key, plan, render_unit(plan, key=key))
 
 
 def _secrets(settings: Settings) -> dict[str, str]:
@@ -104,6 +110,4 @@ def _secrets(settings: Settings) -> dict[str, str]:
 
 def _reached_at(listen: str) -> str:
     """The address at which the pod itself reaches what listens at `listen`."""
-    if listen in ("0.0.0.0", "::", *LOOPBACK):
-        return "127.0.0.1"
-    return f"[{listen}]" if ":" in listen else listen
+    return url_host({"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(listen, listen))

@@ -70,8 +70,12 @@ def podctl_line(user: str, verb: str, arguments: Sequence[str] = ()) -> str:
 
 
 def _undo_line(user: str, verb: str, arguments: Sequence[str]) -> str:
-    """Like `podctl_line`; a machine that has no podctl (any more) has nothing of ours to undo."""
-    return f"[ ! -e {shlex.quote(podctl_path(podctl_sha256()))} ] || {podctl_line(user, verb, arguments)}"
+    """Like `podctl_line`; a machine that has no podctl (any more) has nothing of ours to undo.
+
+    Standard input is read to its end in any case: the plugin fails with "EOF" where a command ends before.
+    """
+    there = f"[ -e {shlex.quote(podctl_path(podctl_sha256()))} ]"
+    return f"if {there}; then {podctl_line(user, verb, arguments)}; else cat >/dev/null; fi"
 
 
 def _shell(user: str, words: Sequence[str]) -> str:
@@ -146,7 +150,8 @@ def _command(
         stdin=_secret(stdin) if secret else stdin,
         add_previous_output_in_env=False,
         logging=remote.Logging.STDERR if logged else remote.Logging.NONE,
-        opts=opts,
+        # Where somebody forces a replacement, the new command must not be undone by the old one's delete.
+        opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(delete_before_replace=True)),
     )
 
 

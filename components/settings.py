@@ -241,7 +241,7 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     api_key = _secret(config.get("apiKey"), "apiKey", _one_line, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _one_line, faults)
     faults += _pod_faults(pods, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
-    faults += _model_faults(models, pods)
+    faults += _model_faults(models, _bases(config.get("pods")))
     settings = Settings(
         pods=tuple(pod for _, pod in pods),
         models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
@@ -267,7 +267,10 @@ def secrecy_faults(config: RawConfig) -> list[str]:
                 f"their own keys: {', '.join(SECRETS)}"
             )
     for key in SECRETS:
-        if config.get(key) and not pulumi.runtime.is_config_secret(f"{PROJECT}:{key}"):
+        encrypted = pulumi.runtime.is_config_secret(f"{PROJECT}:{key}")
+        if encrypted and not config.get(key):
+            faults.append(f"{key}: is empty; set it, or do without: `pulumi config rm {key}`")
+        if config.get(key) and not encrypted:
             faults.append(
                 f"{key}: stands in the stack file for everyone to read; encrypt it: "
                 f"`pulumi config set --secret {key}`, and consider what stood there as known"
@@ -388,15 +391,22 @@ def _pod_faults(pods: Sequence[tuple[int, Pod]], has_private_key: bool, has_api_
     sandboxes = [index for index, pod in pods if pod.sandbox]
     for index in sandboxes[1:]:
         yield f"pods[{index}].sandbox: a stack has one sandbox, named after it, and pods[{sandboxes[0]}] is it"
-    if os.environ.get("SSH_AUTH_SOCK") and has_private_key and not Path(os.environ["SSH_AUTH_SOCK"]).exists():
+    if pods and os.environ.get("SSH_AUTH_SOCK") and not Path(os.environ["SSH_AUTH_SOCK"]).exists():
         yield (
             "SSH_AUTH_SOCK names a socket that is not there, and the command plugin fails on that even with a key at "
             "hand: unset it in this shell"
         )
 
 
-def _model_faults(models: Sequence[tuple[int, Model]], pods: Sequence[tuple[int, Pod]]) -> Iterator[str]:
-    bases = {pod.base for _, pod in pods}
+def _bases(raw: object) -> set[str]:
+    """The bases that pods are written for, also by entries with faults: those are told once, not for each model."""
+    entries = json.loads(raw) if isinstance(raw, str) and raw.startswith("[") else raw
+    if not isinstance(entries, list):
+        return set()
+    return {str(entry["base"]) for entry in entries if isinstance(entry, dict) and entry.get("base")}
+
+
+def _model_faults(models: Sequence[tuple[int, Model]], bases: set[str]) -> Iterator[str]:
     counts = Counter(model.id for _, model in models)
     first = {model.id: index for index, model in reversed(models)}
     for index, model in models:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import asyncssh
 
 from components.core.errors import UserError, printable
+from components.core.naming import POD_ROOT
 
 # AES-GCM is what two CPUs with AES instructions encrypt fastest: 107-147 MB/s against 45-87 for the default
 # chacha20 on the two cores this was measured on.
@@ -94,23 +96,38 @@ class PodSession:
         return answer
 
 
-async def vouched_host_key(address: Address, private_key: str) -> str:
-    """Log in, seeing the pinned host key, and return the one that a Go client is shown, vouched for by that session.
+@dataclass(frozen=True)
+class Greeting:
+    """What a pod says of itself: the host key that a Go client is shown, /etc/machine-id, whether it has podctl."""
 
-    Raises UserError where the pod cannot be reached, shows another key, refuses ours, or runs nothing.
+    plugin_host_key: str
+    machine_id: str
+    prepared: bool
+
+
+_GREETING = f"cat /etc/machine-id; [ -d {POD_ROOT}/bin ] && echo prepared; cat /etc/ssh/ssh_host_*_key.pub"
+
+
+async def greet(address: Address, private_key: str) -> Greeting:
+    """Log in, seeing the pinned host key. It vouches for the one of another kind that a Go client is shown.
+
+    Raises UserError where the pod cannot be reached, shows another key, refuses ours, or has a key nothing vouches for.
     """
     async with open_session(address, private_key) as session:
-        listed = await session.run("cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null || true")
-    offered = await asyncssh.get_server_host_key(
-        address.address, address.port, server_host_key_algs=list(GO_HOST_KEY_ORDER), config=None
-    )
+        machine_id, *lines = (await session.run(f"{_GREETING} 2>/dev/null")).splitlines() or [""]
+    try:
+        offered = await asyncssh.get_server_host_key(
+            address.address, address.port, server_host_key_algs=list(GO_HOST_KEY_ORDER), config=None
+        )
+    except (OSError, asyncssh.Error) as error:
+        raise UserError(f"{address} let us in and then answered no more ({printable(error)}): run this again") from None
     shown = offered.export_public_key().decode().split()[:2] if offered else []
-    if shown == address.host_key.split() or shown in [line.split()[:2] for line in listed.splitlines()]:
-        return " ".join(shown)
-    raise UserError(
-        f"{address} has another host key beside the pinned one, {printable(shown[0] if shown else 'unknown')}, which "
-        "the command plugin would be shown and which is not in its /etc/ssh: pin that one instead"
-    )
+    if shown != address.host_key.split() and shown not in [line.split()[:2] for line in lines]:
+        raise UserError(
+            f"{address} has another host key beside the pinned one, {printable(shown[0] if shown else 'unknown')}, "
+            "which the command plugin would be shown and which is not in its /etc/ssh: pin that one instead"
+        )
+    return Greeting(" ".join(shown), machine_id, "prepared" in lines)
 
 
 async def _read_all(process: asyncssh.SSHClientProcess[bytes]) -> tuple[bytes, bytes]:
@@ -125,7 +142,10 @@ def printable_lines(text: bytes) -> str:
 @asynccontextmanager
 async def open_session(address: Address, private_key: str) -> AsyncIterator[PodSession]:
     """Connect, trying again for a minute while nothing answers. Raises UserError, told apart by cause."""
-    key = asyncssh.import_private_key(private_key)
+    try:
+        key = asyncssh.import_private_key(private_key)
+    except (asyncssh.KeyImportError, ValueError):
+        raise UserError("lora-pods:sshPrivateKey is damaged: it has the form of a key, and is none") from None
     connection = await _connect(address, [key])
     async with connection:
         yield PodSession(connection, address)
@@ -159,6 +179,8 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey]) -> asyncss
             raise UserError(
                 f"{address} refuses the SSH key: put its public half into ~{address.user}/.ssh/authorized_keys there"
             ) from None
+        except socket.gaierror as error:
+            raise UserError(f"the name {printable(address.address)} cannot be resolved ({error.strerror})") from None
         except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)

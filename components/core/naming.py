@@ -36,6 +36,11 @@ def blob_path(digest: str) -> str:
     return f"{POD_ROOT}/blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
+def url_host(address: str) -> str:
+    """An address as it stands in a URL: IPv6 in brackets (RFC 3986, section 3.2.2)."""
+    return f"[{address}]" if ":" in address else address
+
+
 def secrets_path(key: str) -> str:
     return f"{POD_ROOT}/secrets/{key}.env"
 

@@ -30,7 +30,8 @@ class GpuPod(pulumi.ComponentResource):
             self.machine = host.machine(pod.host, pod, settings)
         reached = ReachedPod(f"{pod.base}-reach", self.machine.connection.described(), self.options(parent=self))
         connection = replace(self.machine.connection, plugin_host_key=reached.plugin_host_key)
-        self.machine = replace(self.machine, connection=connection)
+        identity = pulumi.Output.format("{0} {1}", self.machine.identity, reached.machine)
+        self.machine = replace(self.machine, connection=connection, identity=identity)
         self.prepared = boot_command(
             f"{pod.base}-prepare",
             self.machine.connection,

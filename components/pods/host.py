@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
+from components.core.naming import url_host
 from components.core.ssh_key import fingerprint
 from components.pods.contract import Machine
 from components.pods.credentials import STACK_KEY, private_key_text
@@ -23,5 +24,5 @@ def machine(host: Host, pod: Pod, settings: Settings) -> Machine:
             private_key=pulumi.Output.secret(private_key_text(STACK_KEY, settings)),
         ),
         identity=fingerprint(host.host_key),
-        endpoint=pulumi.Output.from_input(f"http://{reached_at}:{pod.engine.port}/v1"),
+        endpoint=pulumi.Output.from_input(f"http://{url_host(reached_at)}:{pod.engine.port}/v1"),
     )

@@ -7,18 +7,26 @@ words of its SSH library. So the connection is made here first, where each cause
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
+from components.core.errors import UserError
 from components.pods.credentials import private_key_text
 from components.provider import Provider
 
+if TYPE_CHECKING:
+    from components.ssh import Greeting
+
+# What a refresh records of a pod that is not as it was left.
+OTHER = "another machine, or an emptied one"
+
 
 class ReachedPodProvider(Provider):
-    """Create and update connect; an unchanged connection is not tried."""
+    """Create and update connect; an unchanged connection is not tried. A refresh looks again."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         return CreateResult(props["connection"]["address"], self._reached(props))
@@ -27,25 +35,43 @@ class ReachedPodProvider(Provider):
         return UpdateResult(self._reached(_news))
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
-        return DiffResult(changes=_olds.get("connection") != _news.get("connection"))
+        return DiffResult(changes=_olds.get("connection") != _news.get("connection") or _olds["machine"] == OTHER)
+
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        try:
+            greeting = self._greeting(props)
+        except UserError:
+            # Not to be reached just now: that says nothing of what is on it.
+            return ReadResult(id_, props)
+        known = props["machine"].split()[0] == greeting.machine_id and greeting.prepared
+        found = props["machine"] if known else OTHER
+        return ReadResult(id_, {**props, "machine": found, "plugin_host_key": greeting.plugin_host_key})
 
     def _reached(self, props: Mapping[str, Any]) -> dict[str, Any]:
+        greeting = self._greeting(props)
+        machine = f"{greeting.machine_id} reached {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"
+        return {**props, "machine": machine, "plugin_host_key": greeting.plugin_host_key}
+
+    def _greeting(self, props: Mapping[str, Any]) -> Greeting:
         # Here, since asyncssh takes a third of a second to load and a preview reaches no pod.
-        from components.ssh import Address, vouched_host_key
+        from components.ssh import Address, greet
 
         described = props["connection"]
         key = private_key_text(described["credential"], self.settings())
-        return {**props, "plugin_host_key": asyncio.run(vouched_host_key(Address.of(described), key))}
+        return asyncio.run(greet(Address.of(described), key))
 
 
 class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
-    """A pod that answered. `plugin_host_key` is the host key that the command plugin will be shown.
+    """A pod that answered. `machine` differs whenever everything has to be made so again.
 
-    A machine has several host keys, and the plugin's library asks for one kind before the others, whichever was pinned
-    (golang.org/x/crypto/ssh 0.58: ECDSA, then RSA, then Ed25519). The pinned key vouches for that one.
+    `plugin_host_key` is the host key that the command plugin will be shown. A machine has several, and the plugin's
+    library asks for one kind before the others, whichever was pinned (golang.org/x/crypto/ssh 0.58: ECDSA, then RSA,
+    then Ed25519). The pinned key vouches for that one.
     """
 
+    machine: pulumi.Output[str]
     plugin_host_key: pulumi.Output[str]
 
     def __init__(self, name: str, connection: Mapping[str, pulumi.Input[Any]], opts: pulumi.ResourceOptions) -> None:
-        super().__init__(ReachedPodProvider(), name, {"connection": connection, "plugin_host_key": None}, opts)
+        props = {"connection": connection, "machine": None, "plugin_host_key": None}
+        super().__init__(ReachedPodProvider(), name, props, opts)

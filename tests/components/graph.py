@@ -31,7 +31,7 @@ class Recorder(Mocks):
         if args.typ == "command:remote:Command":
             outputs["stdout"] = '{"revision": 1}'
         if args.typ.endswith(":ReachedPod"):
-            outputs["plugin_host_key"] = "ecdsa-sha2-nistp256 AAAA"
+            outputs.update(machine="0123 reached today", plugin_host_key="ecdsa-sha2-nistp256 AAAA")
         if args.typ.endswith(":SandboxContainer"):
             outputs.update(started="today", ssh_port=UNKNOWN_PORT, endpoint_port=UNKNOWN_PORT + 1)
         return f"{args.name}-id", outputs
@@ -50,7 +50,7 @@ def register(config: Any, stack: str = "acme") -> tuple[list[Registered], dict[s
     exported: dict[str, Any] = {}
 
     def run() -> pulumi.Output[None]:
-        deployment = Deployment("lora-pods", Described(config), stack)
+        deployment = Deployment("lora-pods", Described(config, stack), stack)
 
         def keep(value: Any) -> None:
             exported["engines"] = value

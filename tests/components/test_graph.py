@@ -14,6 +14,7 @@ from components.bundles import AdapterBundleProvider, BundleUploadProvider
 from components.core.digest_cache import DigestCache
 from components.pods.reach import ReachedPodProvider
 from components.pods.sandbox import SandboxContainerProvider
+from components.settings import SettingsError
 from tests.components.graph import Registered, register
 from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
 from tests.support.adapters import seeded_adapter
@@ -110,7 +111,9 @@ def test_what_a_pod_is_told(project: Path) -> None:
     assert json.loads(place["stdin"])["stack"] == "acme"
     podctl = place["create"].split()[1]
     assert place["create"] == f"python3 {podctl} place"
-    assert place["delete"] == f"[ ! -e {podctl} ] || python3 {podctl} unplace --stack acme --base org/base"
+    assert place["delete"] == (
+        f"if [ -e {podctl} ]; then python3 {podctl} unplace --stack acme --base org/base; else cat >/dev/null; fi"
+    )
     assert one(registered, f"{BASE}-upload")["bundles"] == digests
     activate = json.loads(one(registered, f"{BASE}-activate")["stdin"])
     blobs = {model: f"/var/lib/lora-pods/blobs/sha256/{digest[7:]}" for model, digest in digests.items()}
@@ -155,3 +158,27 @@ def test_secrets_are_where_they_belong_only(project: Path) -> None:
 def test_no_path_of_this_machine_is_recorded(project: Path) -> None:
     registered, _ = register(stack_file())
     assert str(project) not in json.dumps([item.inputs for item in registered])
+
+
+def test_what_systemd_could_not_pass_on_is_a_fault_of_the_stack_file(project: Path) -> None:
+    pods = [{"base": BASE, "host": HOST, "engine": {**ENGINE, "args": {"chatTemplate": "a\nb"}}}]
+    with pytest.raises(SettingsError) as caught:
+        register(stack_file(pods=pods, models=[]))
+    (fault,) = caught.value.faults
+    assert fault.startswith("pods[0].engine: ")
+
+
+@pytest.mark.parametrize(
+    ("address", "listen", "endpoint", "probed"),
+    [
+        ("10.0.0.7", "::1", "http://127.0.0.1:8000/v1", "http://[::1]:8000"),
+        ("10.0.0.7", "0.0.0.0", "http://10.0.0.7:8000/v1", "http://127.0.0.1:8000"),
+        ("2001:db8::7", "::", "http://[2001:db8::7]:8000/v1", "http://[::1]:8000"),
+        ("pod.example", "10.1.2.3", "http://pod.example:8000/v1", "http://10.1.2.3:8000"),
+    ],
+)
+def test_where_an_engine_is_reached(project: Path, address: str, listen: str, endpoint: str, probed: str) -> None:
+    pods = [{"base": BASE, "host": {**HOST, "address": address}, "engine": {**ENGINE, "listen": listen}}]
+    registered, exported = register(stack_file(pods=pods, models=[]))
+    assert exported["engines"][BASE]["endpoint"] == endpoint
+    assert json.loads(one(registered, f"{BASE}-activate")["stdin"])["ready"]["url"] == probed

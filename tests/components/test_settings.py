@@ -88,7 +88,7 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         "models[2].id: 'org/base' cannot be used; an id has 1 to 96 letters, digits, dots, dashes and underscores, and "
         "begins with a letter or a digit",
         "models[2].id: org/base is the name a base is served under; choose another id",
-        "models[3].base: no pod serves org/absent; pods serve org/base, org/other",
+        "models[3].base: no pod serves org/absent; pods serve org/base, org/other, x, y",
     ]
 
 
@@ -199,3 +199,9 @@ def test_outside_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir("/")
     with pytest.raises(UserError, match=r"no Pulumi\.yaml in / or above it"):
         load(Config(pods=[POD], sshPrivateKey=PRIVATE_KEY))
+
+
+def test_a_pod_with_a_fault_is_not_taken_for_absent() -> None:
+    pods = [{**POD, "engine": {**ENGINE, "prot": 1}}]
+    (fault,) = faults(pods=pods, models=[MODEL, {**MODEL, "id": "acme-v2"}])
+    assert fault.startswith("pods[0].engine.prot: unknown key")

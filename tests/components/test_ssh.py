@@ -141,3 +141,22 @@ def test_an_sshd_that_is_still_booting_is_waited_for(monkeypatch: pytest.MonkeyP
         (await booting).close()
 
     asyncio.run(run())
+
+
+def test_a_name_that_does_not_resolve_is_told_at_once() -> None:
+    async def run() -> None:
+        with pytest.raises(UserError, match=r"the name pod\.invalid cannot be resolved"):
+            async with open_session(Address("pod.invalid", 22, "root", public(SERVER)), text(CLIENT)):
+                pass
+
+    asyncio.run(run())
+
+
+def test_a_key_that_only_looks_like_one() -> None:
+    async def run() -> None:
+        damaged = text(CLIENT).replace("b3BlbnNzaC1rZXk", "b3BlbnNzaC1rZXkAAAA", 1)
+        with pytest.raises(UserError, match="sshPrivateKey is damaged"):
+            async with open_session(Address("127.0.0.1", 1, "root", public(SERVER)), damaged):
+                pass
+
+    asyncio.run(run())

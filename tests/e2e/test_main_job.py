@@ -99,9 +99,9 @@ def test_the_main_job(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     # The process runs with exactly what was planned.
     monkeypatch.chdir(root)
     config = yaml.safe_load(stack.file.read_text())["config"]
-    described = Described(Config({key.removeprefix("lora-pods:"): value for key, value in config.items()}))
+    described = Described(Config({key.removeprefix("lora-pods:"): config[key] for key in config}), stack.name)
     pod = Machine(f"lora-pods-{stack.name}", "", root)
-    assert pod.argv(pod.pid(engine["unit"])) == list(described.plans[BASE].argv)
+    assert pod.argv(pod.pid(engine["unit"])) == list(described.engines[BASE].plan.argv)
 
     # Retrained in place, at the same path and size: its bundle, its placing and the engine change, and its answer.
     weights = directories["acme-support-v1"] / "adapter_model.safetensors"
