@@ -13,7 +13,7 @@ from components.core.naming import blob_path, engine_key, unit_name, url_host
 from components.pods.gpu_pod import GpuPod
 from components.remote import pod_command, result
 from components.render import render_unit
-from components.settings import Pod, Settings
+from components.settings import LOOPBACK, Pod, Settings
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,12 @@ class VllmEngine(pulumi.ComponentResource):
             undo=("deactivate", ["--engine", key]),
             opts=on.options(self, after=(placed,)),
         )
+        if not pod.sandbox and pod.listen not in LOOPBACK:
+            pulumi.log.warn(
+                f"{pod.listen}:{pod.engine.port} is open to whoever reaches the machine, and vLLM asks for the API key "
+                "on /v1 alone: others of its routes answer without. Put a proxy or a firewall before it.",
+                resource=self,
+            )
         for flag in plan.flags:
             pulumi.log.info(f"--{flag.name} {flag.value}: {flag.reason}", resource=self)
         self.register_outputs({})

@@ -74,6 +74,26 @@ def test_a_re_rented_pod(deployed: Client, machine: Machine, new_machine: Callab
     assert deployed.stack.preview("--expect-no-changes").changes == {}
 
 
+@pytest.mark.parametrize("verb", ["activate", "secrets", "place", "prepare"])
+def test_a_forced_replacement_does_not_undo_itself(deployed: Client, machine: Machine, verb: str) -> None:
+    run = deployed.stack.up("--replace", f"**{BASE}-{verb}")
+    assert run.operations[f"Command {BASE}-{verb}"] == "replace"
+    assert served_weights(machine, "acme-v1") == weights(deployed, "acme-v1")
+    deployed.configure(apiKey="set after it")
+    deployed.stack.up()
+    assert machine.get("/v1/models", {"Authorization": "Bearer set after it"})["data"]
+
+
+def test_a_pod_that_was_emptied_is_filled_again_by_a_refresh(deployed: Client, machine: Machine) -> None:
+    machine.run("systemctl", "stop", deployed.unit)
+    machine.run("rm", "-rf", ROOT, f"/etc/systemd/system/{deployed.unit}")
+    machine.run("systemctl", "daemon-reload")
+    run = deployed.stack.up("--refresh")
+    assert run.changes[f"ReachedPod {BASE}-reach"] == "update"
+    assert served_weights(machine, "acme-v1") == weights(deployed, "acme-v1")
+    assert deployed.stack.up("--refresh", "--expect-no-changes").changes == {}
+
+
 def test_a_changed_secret_restarts_the_engine_with_it(deployed: Client, machine: Machine) -> None:
     pid = machine.pid(deployed.unit)
     deployed.configure(apiKey="first key")

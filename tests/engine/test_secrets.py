@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.engine.conftest import Client, Key
 from tests.support.adapters import seeded_adapter
-from tests.support.machines import ROOT, Machine
+from tests.support.machines import ROOT, Machine, call
 from tests.support.stacks import Run
 
 pytestmark = pytest.mark.pod
@@ -42,8 +45,29 @@ def everything_said(client: Client, machine: Machine, *runs: Run) -> dict[str, s
     }
 
 
-def test_canaries(client: Client, machine: Machine, key: Key) -> None:
+@contextmanager
+def executed(machine: Machine, trace: Path) -> Iterator[None]:
+    """Write every program, with its whole argv, that is started over SSH on the machine to `trace`."""
+    init = call("inspect", "--format", "{{.State.Pid}}", machine.name).strip()
+    sshd = subprocess.run(
+        ["pgrep", "-P", init, "-x", "sshd"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    words = ["strace", "-f", "-qq", "-s", "1000000", "-e", "trace=execve", "-o", str(trace), "-p", sshd]
+    tracer = subprocess.Popen(words)
+    try:
+        yield
+    finally:
+        tracer.terminate()
+        tracer.wait()
+
+
+def test_canaries(client: Client, machine: Machine, key: Key, tmp_path: Path) -> None:
     client.configure(apiKey=API_KEY, hfToken=HF_TOKEN)
+    with executed(machine, tmp_path / "argv-on-the-pod"):
+        argv_here = client.stack.traced("execve", "up", "--yes", "--skip-preview", "--stack", client.stack.name)
+    argv_there = (tmp_path / "argv-on-the-pod").read_text(errors="replace")
+    assert "pulumi-resource-command" in argv_here
+    assert all(f'"{verb}"' in argv_there for verb in ("receive-all", "place", "secrets", "activate"))
     first = client.stack.up()
     second = client.stack.up()
     seeded_adapter(client.adapters / "acme-v2", config={"standin_fail": f"cannot use {HF_TOKEN} here"})
@@ -51,6 +75,7 @@ def test_canaries(client: Client, machine: Machine, key: Key) -> None:
     assert "ValueError: cannot use [secret] here" in failed.output, "the engine itself told it to its journal"
 
     said = everything_said(client, machine, first, second, failed)
+    said |= {"argv here": argv_here, "argv on the pod": argv_there}
     # That journal is root's; what this project prints of it is searched above and below.
     said["journal"] = said["journal"].replace(f"cannot use {HF_TOKEN} here", "")
     said["readable files"] = said["readable files"].replace(f"cannot use {HF_TOKEN} here", "")
@@ -88,4 +113,7 @@ def test_the_secrets_file_is_roots_alone(client: Client, machine: Machine, tmp_p
     client.configure(apiKey=API_KEY)
     client.stack.up()
     listing = machine.run("bash", "-c", f"stat --format='%a %U %n' {ROOT}/secrets {ROOT}/secrets/*")
-    assert [line.split()[:2] for line in listing.splitlines()] == [["700", "root"], ["600", "root"]]
+    directory, *files = [line.split()[:2] for line in listing.splitlines()]
+    assert directory == ["700", "root"]
+    assert files
+    assert all(file == ["600", "root"] for file in files)

@@ -125,6 +125,14 @@ class Stack:
             raise AssertionError(f"pulumi {' '.join(words)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
 
+    def traced(self, calls: str, *words: str) -> str:
+        """Run pulumi; return the system calls `calls` (strace's expression) of it and of all that it starts."""
+        trace = self.checkout.root / "trace"
+        strace = ("strace", "-f", "-qq", "-s", "1000000", "-e", f"trace={calls}", "-o", str(trace))
+        done = self._run(words, None, strace)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return trace.read_text(errors="replace")
+
     def _operate(self, verb: str, *words: str, fails: bool) -> Run:
         log = self.checkout.root / "events.jsonl"
         log.unlink(missing_ok=True)
@@ -135,9 +143,11 @@ class Stack:
             raise AssertionError(f"pulumi {verb}: {expected} was expected, it exited {done.returncode}:\n{output}")
         return Run(done.returncode, output, _operations(log))
 
-    def _run(self, words: Sequence[str], stdin: str | None) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, words: Sequence[str], stdin: str | None, before: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["pulumi", *words, "--non-interactive"],
+            [*before, "pulumi", *words, "--non-interactive"],
             cwd=self.checkout.root,
             env=self.checkout.environment,
             input=stdin if stdin is not None else "",
