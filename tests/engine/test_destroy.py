@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.conftest import Client
+from tests.engine.conftest import BASE, Client
 from tests.support.machines import Machine
 
 pytestmark = pytest.mark.pod
@@ -30,3 +30,14 @@ def test_destroy_leaves_no_trace(client: Client, machine: Machine) -> None:
     run = client.stack.destroy()
     assert set(run.operations.values()) == {"delete"}
     assert traces(machine) == before
+
+
+def test_a_machine_that_is_gone_can_be_forgotten(deployed: Client, machine: Machine) -> None:
+    """The commands of the README, since destroy cannot reach it."""
+    machine.kill()
+    run = deployed.stack.destroy(fails=True)
+    assert "after 8 failed attempts" in run.output
+    urn = f"urn:pulumi:acme::lora-pods::lora-pods:index:Deployment$lora-pods:index:GpuPod::{BASE}"
+    deployed.stack.pulumi("state", "delete", urn, "--target-dependents", "--yes", "--stack", deployed.stack.name)
+    deployed.stack.destroy()
+    assert deployed.stack.export()["deployment"].get("resources", []) == []
