@@ -1312,8 +1312,8 @@ def verb_activate(store: Store, document: Document) -> Document:
             fault = await_ready(store, engine, document, Trial(state, time.time(), ""))
             if not fault:
                 with store.lock("activate"):
-                    write_generation(store, engine, current.n, document)
-                return report(engine, current.n, restarted=False)
+                    current = write_generation(store, engine, current.n, document)
+                return report(engine, current, restarted=False)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
             rivals = rivals_on(store, engine, document)
@@ -1339,7 +1339,7 @@ def verb_activate(store: Store, document: Document) -> Document:
                 collect(store)
         except Refusal as refusal:
             say(str(refusal))  # the engine serves all the same
-    return report(engine, trial_of.n, restarted=True)
+    return report(engine, trial_of, restarted=True)
 
 
 def settled(store: Store, engine: str, document: Document, state: State) -> Optional[Generation]:
@@ -1353,8 +1353,10 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
     return tried[-1] if same and tried[-1].document.get("secretsRevision") == revision else None
 
 
-def report(engine: str, n: int, restarted: bool) -> Document:
-    return {"engine": engine, "unit": unit_name(engine), "generation": n, "restarted": restarted}
+def report(engine: str, generation: Generation, restarted: bool) -> Document:
+    count = len(generation.document["ready"]["models"])
+    say("%s serves %d model%s" % (unit_name(engine), count, "" if count == 1 else "s"))
+    return {"engine": engine, "unit": unit_name(engine), "generation": generation.n, "restarted": restarted}
 
 
 def go_back(

@@ -15,6 +15,7 @@ from tests.unit.podctl.pods import Answer, PodDirectory, bundle
 
 ENGINE, UNIT = "prod-base-1", "lora-pods-prod-base-1.service"
 RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
+SERVES = f"{UNIT} serves 2 models"
 TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]
 
 
@@ -87,7 +88,7 @@ def test_the_first_activation_installs_starts_and_proves(
 
     answer = pod.run("activate", stdin=document)
 
-    assert answer == (0, activated(1, restarted=True), [])
+    assert answer == (0, activated(1, restarted=True), [SERVES])
     assert systemd.calls == RESTART
     assert (pod.units / UNIT).read_text() == document["unit"]["text"]
     assert generations(pod) == {1: True}
@@ -105,7 +106,7 @@ def test_the_same_again_restarts_nothing(engine: Engine, pod: PodDirectory, syst
 
     answer = pod.run("activate", stdin=document)
 
-    assert answer == (0, activated(1, restarted=False), [])
+    assert answer == (0, activated(1, restarted=False), [SERVES])
     assert systemd.calls == []
     assert generations(pod) == {1: True}
     kept = json.loads((pod.root / "units" / ENGINE / "1" / "doc.json").read_text())
@@ -131,7 +132,7 @@ def test_what_changed_is_restarted(change: str, engine: Engine, pod: PodDirector
 
     answer = pod.run("activate", stdin=document)
 
-    assert answer == (0, activated(2, restarted=True), [])
+    assert answer == (0, activated(2, restarted=True), [SERVES])
     assert systemd.calls == RESTART
     assert (pod.units / UNIT).read_text() == document["unit"]["text"]
     assert generations(pod) == {1: True, 2: True}
@@ -155,7 +156,8 @@ def test_an_unchanged_engine_that_does_not_answer_is_restarted(
     assert answer.result == activated(2, restarted=True)
     assert answer.lines == [
         "the engine runs but is not ready, so it is started again: "
-        "after 0 seconds it was still not ready: /v1/models does not list m1"
+        "after 0 seconds it was still not ready: /v1/models does not list m1",
+        SERVES,
     ]
 
 
@@ -479,7 +481,7 @@ def test_another_engine_of_the_stack_on_the_port_gives_way(engine: Engine, syste
     assert answer == (
         0,
         activated(1, restarted=True),
-        [f"stopping {OTHER_UNIT}, which has this port in this stack"],
+        [f"stopping {OTHER_UNIT}, which has this port in this stack", SERVES],
     )
     assert systemd.calls == [f"disable --now {OTHER_UNIT}", *RESTART]
     assert (systemd.units[OTHER_UNIT].active, systemd.units[OTHER_UNIT].enabled) == ("inactive", False)
