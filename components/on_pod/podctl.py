@@ -12,7 +12,8 @@ piped to the line in `boot.py`: that calls this text with the document as the gl
     ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
     ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
-    ROOT/secrets/<engine>.env                root-only systemd EnvironmentFile, its revision in the first line
+    ROOT/secrets/<engine>.<revision>.env     root-only: what `secrets` was told, and what a generation may go back to
+    ROOT/secrets/<engine>.env                the one in force, the unit's EnvironmentFile: `activate` puts it there
     ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven
     ROOT/venvs/vllm-<version>/               what `prepare` installed; tools/, python/, cache/: what that needed
 
@@ -920,18 +921,42 @@ def secrets_text(revision: int, secrets: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_secrets(store: Store, engine: str) -> Tuple[int, Dict[str, str]]:
-    """(revision, values) of an engine; (0, {}) where it has none."""
-    raw = read_file(store.path("secrets", engine + ".env"))
+def secrets_file(store: Store, engine: str, revision: Optional[int] = None) -> str:
+    """The file of one revision; without one, the file in force."""
+    return store.path("secrets", engine + (".env" if revision is None else ".%d.env" % revision))
+
+
+def write_secrets(store: Store, engine: str, raw: bytes, revision: Optional[int] = None) -> None:
+    os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+    write_file(secrets_file(store, engine, revision), raw, 0o600)
+
+
+def revisions(store: Store, engine: str) -> List[int]:
+    """What is kept of an engine's secrets, the newest last."""
+    names = (re.fullmatch(re.escape(engine) + r"\.([0-9]+)\.env", name) for name in listed(store.path("secrets")))
+    return sorted(int(name.group(1)) for name in names if name)
+
+
+def secrets_bytes(store: Store, engine: str, revision: int) -> bytes:
+    """The file of a revision; 0 is that of an engine whose secrets were never set."""
+    raw = read_file(secrets_file(store, engine, revision)) if revision else secrets_text(0, {}).encode("utf-8")
     if raw is None:
-        return 0, {}
-    head, *lines = raw.decode("utf-8").splitlines()
-    pairs = (line.partition("=") for line in lines)
-    return int(head.rpartition(" ")[2]), {name: re.sub(r"\\(.)", r"\1", value[1:-1]) for name, _, value in pairs}
+        # Without them vLLM would let in whoever asks.
+        raise Refusal(
+            "revision %d of the secrets of engine %s is not on this pod: they must be set first" % (revision, engine)
+        )
+    return raw
+
+
+def read_secrets(store: Store, engine: str, revision: Optional[int] = None) -> Dict[str, str]:
+    """The values of a revision; without one, those in force; none where there is no file."""
+    lines = (read_file(secrets_file(store, engine, revision)) or b"").decode("utf-8").splitlines()
+    pairs = (line.partition("=") for line in lines[1:])
+    return {name: re.sub(r"\\(.)", r"\1", value[1:-1]) for name, _, value in pairs}
 
 
 def verb_secrets(store: Store, document: Document) -> Document:
-    """Makes these an engine's secrets. The revision rises only when they changed."""
+    """Keeps these as an engine's newest secrets, for `activate`. The revision rises only when they changed."""
     engine = name_of(field(document, "engine", str), "engine")
     secrets = field(document, "secrets", dict)
     for name, value in secrets.items():
@@ -944,29 +969,30 @@ def verb_secrets(store: Store, document: Document) -> Document:
             raise Refusal("the secret %s holds a line break or another control character: set it again without" % name)
     store.make_staging()
     with store.lock("secrets"):
-        revision, old = read_secrets(store, engine)
-        if old != secrets or revision == 0:
-            # A revision an engine was once proven with is not used again, even after `unsecret`.
+        kept = revisions(store, engine)
+        revision = kept[-1] if kept else 0
+        if not kept or read_secrets(store, engine, revision) != secrets:
+            # Never one that was used before, even where `unsecret` left no trace of it: the activation must run again.
             used = [g.document.get("secretsRevision") or 0 for g in generations(store, engine)]
-            revision = max([revision, *used]) + 1
-            os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
-            write_file(store.path("secrets", engine + ".env"), secrets_text(revision, secrets).encode("utf-8"), 0o600)
+            revision = max(max([revision, *used]) + 1, int(time.time()))
+            write_secrets(store, engine, secrets_text(revision, secrets).encode("utf-8"), revision)
     return {"revision": revision}
 
 
 def verb_unsecret(store: Store, options: Any) -> Document:
-    """Removes an engine's secrets."""
+    """Removes an engine's secrets, and the engine: without its API key it must not serve."""
     engine = name_of(options.engine, "engine")
     if not os.path.isdir(store.root):
         return {"removed": False}
     with store.lock_engine(engine, "unsecret"), store.lock("unsecret"):
-        tried = generations(store, engine)
-        if tried and not any(generation.proven for generation in tried):
-            # Its first activation was killed, so nobody who knows of it is left to deactivate it.
-            forget_engine(store, engine)
-        removed = unlink(store.path("secrets", engine + ".env"))
+        # `deactivate` ran before this, unless Pulumi was interrupted while the engine loaded and knows nothing of it.
+        forget_engine(store, engine)
+        kept = revisions(store, engine)
+        for revision in kept:
+            unlink(secrets_file(store, engine, revision))
         remove_if_empty(store.path("secrets"))
-    return {"removed": removed}
+        collect(store)
+    return {"removed": bool(kept)}
 
 
 # --- other programs -------------------------------------------------------------------------------------------------
@@ -1042,12 +1068,13 @@ def journal(unit: str, trial: "Trial", lines: int) -> List[str]:
 
 
 def redactor(store: Store, engine: str) -> Callable[[str], str]:
-    """Makes lines fit to be shown: no secret of the engine, nothing that steers a terminal."""
+    """Makes lines fit to be shown: no secret the engine has or had, nothing that steers a terminal."""
     forms = {""}
-    for value in read_secrets(store, engine)[1].values():
-        # As programs print it: as it is, at the end of a line that lost its spaces, in JSON, in Python's quotes.
-        quoted = (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value))
-        forms.update([value, value.strip(), *(text[1:-1] for text in quoted)])
+    for revision in (None, *revisions(store, engine)):
+        for value in read_secrets(store, engine, revision).values():
+            # As programs print it: as it is, at the end of a line that lost its spaces, in JSON, in Python's quotes.
+            quoted = (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value))
+            forms.update([value, value.strip(), *(text[1:-1] for text in quoted)])
     values = sorted(forms - {""}, key=len, reverse=True)
 
     def redact(line: str) -> str:
@@ -1105,12 +1132,13 @@ def write_generation(store: Store, engine: str, n: int, document: Document) -> G
     return Generation(n, path, text, kept, False)
 
 
-def install(store: Store, engine: str, text: str) -> Trial:
-    """Puts the unit in place and starts it anew."""
+def install(store: Store, engine: str, generation: Generation) -> Trial:
+    """Puts a generation's secrets and unit in place and starts it anew."""
     unit = unit_name(engine)
+    write_secrets(store, engine, secrets_bytes(store, engine, generation.document["secretsRevision"]))
     before = unit_state(unit)
     since = time.time()
-    write_file(store.unit_file(engine), text.encode("utf-8"))
+    write_file(store.unit_file(engine), generation.text.encode("utf-8"))
     systemctl("daemon-reload")
     systemctl("enable", unit)
     systemctl("reset-failed", unit)  # fails where the unit was never loaded
@@ -1183,7 +1211,7 @@ def unready(document: Document, key: Optional[str]) -> str:
 def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> str:
     """Waits until the engine is ready. -> "", or why it is not and will not be."""
     unit, redact = unit_name(engine), redactor(store, engine)
-    key = read_secrets(store, engine)[1].get("VLLM_API_KEY")
+    key = read_secrets(store, engine).get("VLLM_API_KEY")
     limit = number(document, "ready.timeoutSeconds")
     began = time.monotonic()
     due = began + SAY_SECONDS
@@ -1306,6 +1334,9 @@ def verb_activate(store: Store, document: Document) -> Document:
     engine = check_engine(store, document)
     store.make_staging()
     with store.lock_engine(engine, "activate"):
+        revision = document.get("secretsRevision") or (revisions(store, engine) or [0])[-1]
+        secrets_bytes(store, engine, revision)  # refuses before anything is stopped
+        document = {**document, "secretsRevision": revision}
         state = unit_state(unit_name(engine))
         current = settled(store, engine, document, state)
         if current is not None:
@@ -1327,7 +1358,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             for other in rivals:
                 say("stopping %s, which has this port in this stack" % unit_name(other))
                 systemctl("disable", "--now", unit_name(other))
-            trial = install(store, engine, trial_of.text)
+            trial = install(store, engine, trial_of)
         fault = await_ready(store, engine, document, trial)
         if fault:
             raise go_back(store, engine, good, trial_of, trial, fault, rivals)
@@ -1336,6 +1367,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             remove_tree(old.path)
         try:
             with store.lock("activate"):
+                drop_old_secrets(store, engine)
                 collect(store)
         except Refusal as refusal:
             say(str(refusal))  # the engine serves all the same
@@ -1347,10 +1379,19 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
     tried = generations(store, engine)
     if not tried or not tried[-1].proven or state.active != "active":
         return None
-    text = document["unit"]["text"]
-    same = tried[-1].text == text and read_file(store.unit_file(engine)) == text.encode("utf-8")
-    revision = document.get("secretsRevision")
-    return tried[-1] if same and tried[-1].document.get("secretsRevision") == revision else None
+    text, revision = document["unit"]["text"], document["secretsRevision"]
+    same = (tried[-1].text, tried[-1].document["secretsRevision"]) == (text, revision)
+    in_force = (read_file(store.unit_file(engine)), read_file(secrets_file(store, engine)))
+    wanted = (text.encode("utf-8"), secrets_bytes(store, engine, revision))
+    return tried[-1] if same and in_force == wanted else None
+
+
+def drop_old_secrets(store: Store, engine: str) -> None:
+    """Removes the revisions that no generation was started with; the newest may be for one to come."""
+    used = [generation.document["secretsRevision"] for generation in generations(store, engine)]
+    for revision in revisions(store, engine)[:-1]:
+        if revision not in used:
+            unlink(secrets_file(store, engine, revision))
 
 
 def report(engine: str, generation: Generation, restarted: bool) -> Document:
@@ -1379,7 +1420,10 @@ def go_back(
     if good:
         say("%s did not become ready, so generation %d comes back" % (unit, good[-1].n))
         models = sorted(good[-1].document["ready"]["models"])
-        fault = await_ready(store, engine, good[-1].document, install(store, engine, good[-1].text))
+        try:
+            fault = await_ready(store, engine, good[-1].document, install(store, engine, good[-1]))
+        except Refusal as refusal:
+            fault = str(refusal)
         if fault:
             serving.append("the unit from before did not come back either: %s" % redact(fault))
         else:
@@ -1407,6 +1451,8 @@ def remove_state(store: Store, engine: str) -> None:
 
 def forget_engine(store: Store, engine: str) -> bool:
     removed = uninstall(store, engine)
+    unlink(secrets_file(store, engine))
+    remove_if_empty(store.path("secrets"))
     remove_state(store, engine)
     remove_tree(store.path("units", engine))
     return removed
@@ -1656,8 +1702,8 @@ def verb_remove(store: Store, options: Any) -> Document:
         return {"removed": True, "left": []}
     with store.lock("remove"):
         left = ["model %s of stack %s" % (ref.model, ref.stack) for ref in store.refs()]
-        left += ["engine %s" % name for name in listed(store.path("units"))]
-        left += ["secrets %s" % name for name in listed(store.path("secrets"))]
+        secrets = {re.sub(r"(\.[0-9]+)?\.env$", "", name) for name in listed(store.path("secrets"))}
+        left += ["engine %s" % name for name in sorted(secrets.union(listed(store.path("units"))))]
         if left:
             say("others still use this pod, so nothing is removed: %s" % ", ".join(left))
             return {"removed": False, "left": left}

@@ -73,9 +73,10 @@ def test_draining_is_not_cut_short() -> None:
     assert setting(unit, "TimeoutStopSec") == ["150"]
 
 
-def test_the_secrets_file_is_named_and_may_be_missing() -> None:
+def test_no_engine_starts_without_its_secrets_file() -> None:
+    """A `-` before the path would let it start without its API key where the file is missing."""
     unit = render.render_unit(planned(), key=KEY)
-    assert setting(unit, "EnvironmentFile") == [f"-/var/lib/lora-pods/secrets/{KEY}.env"]
+    assert setting(unit, "EnvironmentFile") == [f"/var/lib/lora-pods/secrets/{KEY}.env"]
 
 
 def test_nothing_starts_besides_the_engine() -> None:

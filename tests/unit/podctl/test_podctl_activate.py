@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.on_pod import podctl
 from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, free_port, serve
-from tests.unit.podctl.pods import Answer, PodDirectory, bundle
+from tests.unit.podctl.pods import Answer, PodDirectory, bundle, mode
 
 ENGINE, UNIT = "prod-base-1", "lora-pods-prod-base-1.service"
 RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
@@ -43,7 +44,7 @@ class Engine:
         self.root = str(pod.blob(self.digest))
 
     def document(
-        self, *models: str, engine: str = ENGINE, revision: int | None = 1, **behaviour: Any
+        self, *models: str, engine: str = ENGINE, revision: int | None = None, **behaviour: Any
     ) -> dict[str, Any]:
         wanted: dict[str, str | None] = dict.fromkeys(models or ("m1",), self.root)
         wanted["org/base"] = None
@@ -75,6 +76,19 @@ def activated(n: int, restarted: bool) -> dict[str, object]:
     return {"engine": ENGINE, "unit": UNIT, "generation": n, "restarted": restarted}
 
 
+def set_secrets(pod: PodDirectory, **secrets: str) -> int:
+    revision: int = pod.run("secrets", stdin={"engine": ENGINE, "secrets": secrets}).result["revision"]
+    return revision
+
+
+def secrets_in_force(pod: PodDirectory) -> Path:
+    return pod.root / "secrets" / f"{ENGINE}.env"
+
+
+def kept_revisions(pod: PodDirectory) -> set[int]:
+    return {int(path.name.split(".")[1]) for path in (pod.root / "secrets").glob(f"{ENGINE}.*.env")}
+
+
 def generations(pod: PodDirectory) -> dict[int, bool]:
     """Generation → whether it is proven."""
     found = {int(path.name): (path / "proven").exists() for path in (pod.root / "units" / ENGINE).glob("*")}
@@ -94,7 +108,7 @@ def test_the_first_activation_installs_starts_and_proves(
     assert generations(pod) == {1: True}
     assert (pod.root / "units" / ENGINE / "1" / "unit").read_text() == document["unit"]["text"]
     kept = json.loads((pod.root / "units" / ENGINE / "1" / "doc.json").read_text())
-    assert kept == {**document, "unit": {"name": UNIT}}
+    assert kept == {**document, "unit": {"name": UNIT}, "secretsRevision": 0}
     assert not list(pod.root.glob(".lock*"))
 
 
@@ -113,7 +127,10 @@ def test_the_same_again_restarts_nothing(engine: Engine, pod: PodDirectory, syst
     assert kept["ready"]["timeoutSeconds"] == 30
 
 
-@pytest.mark.parametrize("change", ["text", "secretsRevision", "stopped", "edited by hand", "removed by hand"])
+@pytest.mark.parametrize(
+    "change",
+    ["text", "secretsRevision", "secrets edited by hand", "stopped", "edited by hand", "removed by hand"],
+)
 def test_what_changed_is_restarted(change: str, engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
     engine.activate()
     systemd.calls.clear()
@@ -121,7 +138,9 @@ def test_what_changed_is_restarted(change: str, engine: Engine, pod: PodDirector
     if change == "text":
         document["unit"]["text"] += "# another\n"
     elif change == "secretsRevision":
-        document["secretsRevision"] = 2
+        document["secretsRevision"] = set_secrets(pod, HF_TOKEN="hf_other")
+    elif change == "secrets edited by hand":
+        secrets_in_force(pod).write_text('# revision 0\nVLLM_API_KEY="mine"\n')
     elif change == "stopped":
         systemd.run("systemctl", "--no-pager", "disable", "--now", UNIT)
         systemd.calls.clear()
@@ -423,7 +442,7 @@ def test_a_model_from_another_blob_is_not_ready(engine: Engine) -> None:
 
 
 def test_the_api_key_is_taken_from_the_secrets(engine: Engine, pod: PodDirectory) -> None:
-    pod.run("secrets", stdin={"engine": ENGINE, "secrets": {"VLLM_API_KEY": "sk-canary"}})
+    set_secrets(pod, VLLM_API_KEY="sk-canary")
 
     assert engine.activate(key="sk-canary").status == 0
     lines = engine.fails(timeout=0.2, key="sk-other")
@@ -584,20 +603,16 @@ def test_progress_says_what_it_waits_for(engine: Engine, monkeypatch: pytest.Mon
 def test_no_secret_comes_out_of_a_failure(engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(podctl, "SAY_SECONDS", 0.0)
     awkward = "canary\"q\\uote'é"
-    pod.run(
-        "secrets",
-        stdin={
-            "engine": ENGINE,
-            "secrets": {"HF_TOKEN": "hf_canary", "VLLM_API_KEY": awkward, "OTHER": "canary spaced "},
-        },
-    )
+    set_secrets(pod, HF_TOKEN="hf_older_canary")
+    engine.activate()
+    set_secrets(pod, HF_TOKEN="hf_canary", VLLM_API_KEY=awkward, OTHER="canary spaced ")
 
     lines = engine.fails(
         timeout=0.1,
         hang=True,
         polls=10**9,
         says=[
-            f"args: api_key={awkward} token=hf_canary",
+            f"args: api_key={awkward} token=hf_canary old=hf_older_canary",
             f"json: {json.dumps(awkward)}, repr: {awkward!r}",
             "at the end: canary spaced ",
             "ERROR ValueError: token " + "x" * 285 + "hf_canary is bad",
@@ -606,7 +621,7 @@ def test_no_secret_comes_out_of_a_failure(engine: Engine, pod: PodDirectory, mon
 
     text = "\n".join(lines)
     assert "canary" not in text
-    assert "args: api_key=[secret] token=[secret]" in text
+    assert "args: api_key=[secret] token=[secret] old=[secret]" in text
     assert 'json: "[secret]", repr: ' in text
     assert any(line.startswith("waiting for") for line in lines)
 
@@ -625,34 +640,114 @@ def test_an_engine_keeps_only_itself_waiting(engine: Engine, pod: PodDirectory, 
     assert results == [0]
 
 
-def test_a_first_activation_that_was_killed_goes_with_its_secrets(
-    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("killed_at", ["loading", "its answer"])
+def test_an_engine_that_pulumi_does_not_know_goes_with_its_secrets(
+    killed_at: str, engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pulumi knows of its secrets but not of it: `destroy` undoes only those."""
-    pod.run("secrets", stdin={"engine": ENGINE, "secrets": {}})
+    """Pulumi was interrupted in the first `up` and knows of the secrets only: `destroy` undoes no more than those.
+
+    podctl may have gone on without Pulumi, so it does not matter whether the engine is proven.
+    """
+    set_secrets(pod, VLLM_API_KEY="sk")
 
     def killed(*_: object) -> str:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(podctl, "await_ready", killed)
-        with pytest.raises(KeyboardInterrupt):
+        if killed_at == "loading":
+            patch.setattr(podctl, "await_ready", killed)
+            with pytest.raises(KeyboardInterrupt):
+                engine.activate()
+        else:
             engine.activate()
+    assert generations(pod) == {1: killed_at == "its answer"}
     assert (pod.units / UNIT).exists()
+    pod.run("unplace", "--stack", "prod", "--base", "org/base")
 
     assert pod.run("unsecret", "--engine", ENGINE).result == {"removed": True}
 
     assert systemd.units[UNIT].active == "inactive"
     assert list(pod.units.iterdir()) == []
     assert not (pod.root / "units" / ENGINE).exists()
+    assert not (pod.root / "secrets").exists()
+    assert pod.blobs() == set()
+    assert pod.run("remove").result == {"removed": True, "left": []}
 
 
-def test_a_proven_engine_outlives_its_secrets(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+def test_going_back_brings_the_old_secrets_back(engine: Engine, pod: PodDirectory) -> None:
+    """A new token that does not work must not leave the pod with nothing that serves."""
+    good = set_secrets(pod, VLLM_API_KEY="sk-good")
+    engine.activate(key="sk-good", revision=good)
+    in_force = secrets_in_force(pod).read_bytes()
+    bad = set_secrets(pod, VLLM_API_KEY="sk-bad")
+    assert secrets_in_force(pod).read_bytes() == in_force, "what serves must not see them before the trial"
+
+    lines = engine.fails(revision=bad, die=["OSError: 401 for the token sk-bad"])
+
+    assert lines[1] == (
+        f"{UNIT} did not become ready: the engine ended (oom-kill): OSError: 401 for the token [secret]; "
+        "the unit from before serves again (m1, org/base)"
+    )
+    assert secrets_in_force(pod).read_bytes() == in_force
+    assert mode(secrets_in_force(pod)) == "0o600"
+    assert kept_revisions(pod) == {good, bad}
+    assert engine.activate(key="sk-good", revision=good).result == activated(1, restarted=False)
+
+
+def test_a_revision_is_kept_as_long_as_one_may_go_back_to_it(engine: Engine, pod: PodDirectory) -> None:
+    revisions = []
+    for n in range(5):
+        revisions.append(set_secrets(pod, HF_TOKEN=str(n)))
+        assert engine.activate(revision=revisions[-1]).status == 0
+        assert f'HF_TOKEN="{n}"' in secrets_in_force(pod).read_text()
+    assert kept_revisions(pod) == set(revisions[-3:])
+
+    coming = set_secrets(pod, HF_TOKEN="coming")
+    assert engine.activate("m1", "m2", revision=revisions[-1]).status == 0
+    assert kept_revisions(pod) == {*revisions[-2:], coming}
+
+
+def test_without_a_revision_the_newest_secrets_are_meant(engine: Engine, pod: PodDirectory) -> None:
+    assert engine.activate().status == 0
+    assert secrets_in_force(pod).read_text() == "# revision 0\n", "the unit wants a file, if an empty one"
+    assert (mode(secrets_in_force(pod)), mode(pod.root / "secrets")) == ("0o600", "0o700")
+
+    newest = set_secrets(pod, HF_TOKEN="hf")
+
+    assert engine.activate().result == activated(2, restarted=True)
+    assert secrets_in_force(pod).read_text() == f'# revision {newest}\nHF_TOKEN="hf"\n'
+    assert engine.activate(revision=newest).result == activated(2, restarted=False)
+
+
+def test_secrets_that_are_not_here_are_refused(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
     engine.activate()
+    systemd.calls.clear()
+    before = pod.snapshot()
 
-    pod.run("unsecret", "--engine", ENGINE)
+    answer = engine.activate(revision=7)
 
-    assert (systemd.units[UNIT].active, generations(pod)) == ("active", {1: True})
+    assert (answer.status, answer.lines) == (
+        1,
+        [f"revision 7 of the secrets of engine {ENGINE} is not on this pod: they must be set first"],
+    )
+    assert (pod.snapshot(), systemd.calls) == (before, [])
+
+
+def test_nothing_comes_back_without_its_secrets(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
+    """An engine that lost its API key would serve whoever asks."""
+    engine.activate(revision=set_secrets(pod, VLLM_API_KEY="sk"), key="sk")
+    lost = next((pod.root / "secrets").glob(f"{ENGINE}.*.env"))
+    bad = set_secrets(pod, VLLM_API_KEY="sk2")
+    lost.unlink()
+
+    lines = engine.fails(revision=bad, die=["OSError: no model"])
+
+    assert lines[1] == (
+        f"{UNIT} did not become ready: the engine ended (oom-kill): OSError: no model; the unit from before did not "
+        f"come back either: revision {lost.name.split('.')[1]} of the secrets of engine {ENGINE} is not on this pod: "
+        "they must be set first"
+    )
+    assert systemd.units[UNIT].starts == 2
 
 
 def test_deactivate_takes_everything_of_the_engine(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:

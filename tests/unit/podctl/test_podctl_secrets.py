@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,12 @@ from hypothesis import strategies as st
 
 from components.on_pod import podctl
 from tests.unit.podctl.pods import Answer, PodDirectory, mode
+
+
+@pytest.fixture(autouse=True)
+def _early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the beginning of time, revisions count from one."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
 
 
 def set_secrets(pod: PodDirectory, **secrets: object) -> Answer:
@@ -20,7 +27,8 @@ def test_the_file_is_for_root_and_quoted_for_systemd(pod: PodDirectory) -> None:
     answer = set_secrets(pod, VLLM_API_KEY="a\"b\\c`d$e %h #x 'q' ", HF_TOKEN="hf_x", EMPTY="")
 
     assert answer == (0, {"revision": 1}, [])
-    path = pod.root / "secrets/prod-base-1.env"
+    path = pod.root / "secrets/prod-base-1.1.env"
+    assert [path.name for path in path.parent.iterdir()] == [path.name], "none is in force before an activation"
     assert path.read_text() == (
         '# revision 1\nEMPTY=""\nHF_TOKEN="hf_x"\nVLLM_API_KEY="a\\"b\\\\c\\`d\\$e %h #x \'q\' "\n'
     )
@@ -28,29 +36,51 @@ def test_the_file_is_for_root_and_quoted_for_systemd(pod: PodDirectory) -> None:
 
 
 def test_the_revision_rises_only_when_the_content_changed(pod: PodDirectory) -> None:
-    path = pod.root / "secrets/prod-base-1.env"
+    path = pod.root / "secrets/prod-base-1.1.env"
     assert set_secrets(pod, A="1").result == {"revision": 1}
     written = path.stat()
     assert set_secrets(pod, A="1").result == {"revision": 1}
     assert path.stat() == written
     assert set_secrets(pod, A="2").result == {"revision": 2}
     assert set_secrets(pod).result == {"revision": 3}
-    assert path.read_text() == "# revision 3\n"
+    assert (pod.root / "secrets/prod-base-1.3.env").read_text() == "# revision 3\n"
     assert set_secrets(pod).result == {"revision": 3}
 
 
 def test_a_revision_an_engine_was_proven_with_is_not_used_again(pod: PodDirectory) -> None:
-    set_secrets(pod, A="1")
     generation = pod.root / "units/prod-base-1/1"
     generation.mkdir(parents=True)
     for name in ("unit", "proven"):
         (generation / name).write_text("")
     (generation / "doc.json").write_text(json.dumps({"secretsRevision": 7}))
 
+    assert set_secrets(pod, A="2").result == {"revision": 8}
+
+
+def test_no_revision_comes_twice_even_when_all_was_forgotten(
+    pod: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulumi runs the activation again only for another number, and without one the new secrets would serve nobody."""
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.5)
+    assert set_secrets(pod, A="1").result == {"revision": 1_700_000_000}
+    assert set_secrets(pod, A="2").result == {"revision": 1_700_000_001}
+    (pod.root / "secrets/prod-base-1.env").write_text("# revision 1\n")
+    assert set_secrets(pod, A="2").result == {"revision": 1_700_000_001}, "it is the newest that counts"
     assert pod.run("unsecret", "--engine", "prod-base-1").result == {"removed": True}
     assert not (pod.root / "secrets").exists()
     assert pod.run("unsecret", "--engine", "prod-base-1").result == {"removed": False}
-    assert set_secrets(pod, A="2").result == {"revision": 8}
+
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_060.5)
+    assert set_secrets(pod, A="1").result == {"revision": 1_700_000_060}
+
+
+def test_one_engines_secrets_are_not_anothers(pod: PodDirectory) -> None:
+    for engine in ("a", "a-b"):
+        pod.run("secrets", stdin={"engine": engine, "secrets": {"A": engine}})
+
+    assert pod.run("unsecret", "--engine", "a").result == {"removed": True}
+
+    assert [path.name for path in (pod.root / "secrets").iterdir()] == ["a-b.1.env"]
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\r", "\0", "a\x1b", "a\u2028b", "\ud800", "a\x85b"])
@@ -115,6 +145,7 @@ def test_systemd_and_podctl_read_back_what_was_set(secrets: dict[str, str], pod:
     answer = pod.run("secrets", stdin={"engine": "e", "secrets": secrets})
 
     assert answer.status == 0
-    assert systemd_reads((pod.root / "secrets/e.env").read_text(encoding="utf-8")) == secrets
+    revision = answer.result["revision"]
+    assert systemd_reads((pod.root / f"secrets/e.{revision}.env").read_text(encoding="utf-8")) == secrets
     store = podctl.Store(str(pod.root), str(pod.units))
-    assert podctl.read_secrets(store, "e") == (answer.result["revision"], secrets)
+    assert podctl.read_secrets(store, "e", revision) == secrets

@@ -259,7 +259,7 @@ def test_remove_waits_for_the_last_user(stocked: PodDirectory) -> None:
 
     answer = stocked.run("remove")
 
-    left = ["model a of stack prod", "secrets e.env"]
+    left = ["model a of stack prod", "engine e"]
     assert answer == (
         0,
         {"removed": False, "left": left},
@@ -272,6 +272,15 @@ def test_remove_waits_for_the_last_user(stocked: PodDirectory) -> None:
     assert stocked.run("remove") == (0, {"removed": True, "left": []}, [])
     assert not stocked.root.exists()
     assert stocked.run("remove") == (0, {"removed": True, "left": []}, [])
+
+
+def test_remove_tells_of_an_engine_once(stocked: PodDirectory) -> None:
+    for value in "12":
+        stocked.run("secrets", stdin={"engine": "prod-llama-3.1-8b-1", "secrets": {"A": value}})
+    (stocked.root / "secrets/prod-llama-3.1-8b-1.env").write_text("")
+    (stocked.root / "units/prod-llama-3.1-8b-1/1").mkdir(parents=True)
+
+    assert stocked.run("remove").result == {"removed": False, "left": ["engine prod-llama-3.1-8b-1"]}
 
 
 def test_remove_leaves_files_that_are_not_ours(stocked: PodDirectory) -> None:
