@@ -60,6 +60,7 @@ BLOCK = 512  # of a tar
 PIECE = 1024 * 1024  # bytes read, hashed and written at a time
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
 LOCK_SECONDS = 600.0
+LOADING_SPARE_SECONDS = 300.0  # for what an activation does besides waiting for its engine
 STALE_SECONDS = 7 * 86400.0  # an abandoned upload is kept this long for resuming
 POLL_SECONDS = 0.5
 SAY_SECONDS = 10.0  # between two lines of progress
@@ -253,7 +254,10 @@ def remove_if_empty(path: str) -> None:
 
 def try_lock(path: str) -> Tuple[Optional[int], str]:
     """(descriptor, "") of the lock now held, or (None, who holds it)."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None, ""  # a `remove` just took its directory
     holder = ""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,10 +275,10 @@ def try_lock(path: str) -> Tuple[Optional[int], str]:
 @contextlib.contextmanager
 def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Holds the lock at `path`, waiting up to `seconds` and saying so once. It dies with the process."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     deadline = time.monotonic() + seconds
     said = False
     while True:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # each time: who is waited for may be a `remove`
         fd, holder = try_lock(path)
         if fd is not None:
             break
@@ -333,8 +337,8 @@ class Store:
     def lock(self, purpose: str) -> ContextManager[None]:
         return hold(self.path(".lock"), purpose)
 
-    def lock_engine(self, engine: str, purpose: str) -> ContextManager[None]:
-        return hold(self.path(".lock-" + engine), purpose)
+    def lock_engine(self, engine: str, purpose: str, seconds: float = LOCK_SECONDS) -> ContextManager[None]:
+        return hold(self.path(".lock-" + engine), purpose, seconds)
 
     def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
         """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length."""
@@ -1004,7 +1008,7 @@ class Ran(NamedTuple):
     err: str
 
 
-def run(*argv: str, seconds: float = 300.0) -> Ran:
+def run(*argv: str, seconds: Optional[float] = 300.0) -> Ran:
     """Runs a program to its end; 127 where there is none, 124 where it took too long."""
     import subprocess
 
@@ -1020,13 +1024,18 @@ def run(*argv: str, seconds: float = 300.0) -> Ran:
         )
     except OSError as error:
         return Ran(127, "", "%s: %s" % (argv[0], error.strerror))
-    except subprocess.TimeoutExpired:
-        return Ran(124, "", "%s did not end within %d seconds" % (" ".join(argv[:3]), seconds))
+    except subprocess.TimeoutExpired as expired:
+        return Ran(124, "", "%s did not end within %d seconds" % (" ".join(argv[:3]), expired.timeout))
     return Ran(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 
 def systemctl(*argv: str) -> Ran:
     return run("systemctl", "--no-pager", *argv)
+
+
+def systemctl_job(*argv: str) -> Ran:
+    """For what starts or stops a unit: systemd ends that itself, by the unit's TimeoutStopSec= of up to a day."""
+    return run("systemctl", "--no-pager", *argv, seconds=None)
 
 
 class State(NamedTuple):
@@ -1142,7 +1151,7 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     systemctl("daemon-reload")
     systemctl("enable", unit)
     systemctl("reset-failed", unit)  # fails where the unit was never loaded
-    ran = systemctl("restart", unit)
+    ran = systemctl_job("restart", unit)
     state = unit_state(unit)
     if state.invocation == before.invocation:
         state = state._replace(invocation="")  # systemd refused to start it: the run before says nothing of this one
@@ -1152,7 +1161,7 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
 def uninstall(store: Store, engine: str) -> bool:
     """Stops the engine and removes its unit. -> whether there was one."""
     unit = unit_name(engine)
-    systemctl("disable", "--now", unit)
+    systemctl_job("disable", "--now", unit)
     systemctl("reset-failed", unit)
     state = unit_state(unit)
     if state.active not in ("inactive", "failed", "unknown"):
@@ -1333,7 +1342,9 @@ def verb_activate(store: Store, document: Document) -> Document:
     """Makes this unit the engine's, and proves that it serves; if it does not, the last one that did comes back."""
     engine = check_engine(store, document)
     store.make_staging()
-    with store.lock_engine(engine, "activate"):
+    # Who holds it may be waiting for the same engine to become ready.
+    patience = number(document, "ready.timeoutSeconds") + LOADING_SPARE_SECONDS
+    with store.lock_engine(engine, "activate", patience):
         revision = document.get("secretsRevision") or (revisions(store, engine) or [0])[-1]
         secrets_bytes(store, engine, revision)  # refuses before anything is stopped
         document = {**document, "secretsRevision": revision}
@@ -1357,7 +1368,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
             for other in rivals:
                 say("stopping %s, which has this port in this stack" % unit_name(other))
-                systemctl("disable", "--now", unit_name(other))
+                systemctl_job("disable", "--now", unit_name(other))
             trial = install(store, engine, trial_of)
         fault = await_ready(store, engine, document, trial)
         if fault:
@@ -1433,7 +1444,7 @@ def go_back(
         uninstall(store, engine)
         remove_if_empty(store.path("units", engine))
     for other in rivals:
-        systemctl("enable", "--now", unit_name(other))
+        systemctl_job("enable", "--now", unit_name(other))
         serving.append("%s was started again" % unit_name(other))
     now = " and ".join(serving) or "nothing served before it, so the unit is removed"
     return Refusal("%s; %s" % (sentence, now), details)
@@ -1696,12 +1707,24 @@ def watched(what: str, environment: Mapping[str, str], *argv: str) -> None:
         raise Refusal("%s failed (%s)" % (what, " ".join(argv[:2])), list(tail))
 
 
+def uploads(store: Store) -> Iterator[str]:
+    """The bundles that are arriving now. Whose they are cannot be told, so what only lies in staging is nobody's."""
+    for name in listed(store.path("staging")):
+        if name.endswith(".lock"):
+            fd, _ = try_lock(store.path("staging", name))
+            if fd is None:
+                yield name[: -len(".lock")]
+            else:
+                os.close(fd)
+
+
 def verb_remove(store: Store, options: Any) -> Document:
     """Takes everything of ours off the pod, unless a stack or an engine still uses it."""
     if not os.path.isdir(store.root):
         return {"removed": True, "left": []}
     with store.lock("remove"):
         left = ["model %s of stack %s" % (ref.model, ref.stack) for ref in store.refs()]
+        left += ["upload of sha256:%s" % hexdigest for hexdigest in uploads(store)]
         secrets = {re.sub(r"(\.[0-9]+)?\.env$", "", name) for name in listed(store.path("secrets"))}
         left += ["engine %s" % name for name in sorted(secrets.union(listed(store.path("units"))))]
         if left:

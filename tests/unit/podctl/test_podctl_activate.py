@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ ENGINE, UNIT = "prod-base-1", "lora-pods-prod-base-1.service"
 RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
 SERVES = f"{UNIT} serves 2 models"
 TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]
+
+
+@pytest.fixture
+def real_run() -> Callable[..., podctl.Ran]:
+    return podctl.run  # without the fixtures that replace it
 
 
 @pytest.fixture
@@ -748,6 +754,54 @@ def test_nothing_comes_back_without_its_secrets(engine: Engine, pod: PodDirector
         "they must be set first"
     )
     assert systemd.units[UNIT].starts == 2
+
+
+def test_systemd_alone_decides_how_long_a_stop_takes(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TimeoutStopSec= is as long as the stack file's shutdown timeout, up to a day."""
+    limits = {}
+
+    def run(*argv: str, seconds: float | None = 300.0) -> podctl.Ran:
+        limits[" ".join(argv[2:])] = seconds
+        return systemd.run(*argv)
+
+    monkeypatch.setattr(podctl, "run", run)
+    engine.activate(engine=OTHER)
+    engine.fails(die=[])
+    pod.run("deactivate", "--engine", ENGINE)
+
+    unlimited = {call for call, seconds in limits.items() if seconds is None}
+    assert unlimited == {
+        f"restart {UNIT}",
+        f"restart {OTHER_UNIT}",
+        f"disable --now {UNIT}",
+        f"disable --now {OTHER_UNIT}",
+        f"enable --now {OTHER_UNIT}",
+    }
+
+
+def test_a_program_without_a_limit_runs_to_its_end(real_run: Callable[..., podctl.Ran]) -> None:
+    assert real_run("sh", "-c", "echo done", seconds=None) == podctl.Ran(0, "done\n", "")
+    assert real_run("sleep", "5", seconds=0.01) == podctl.Ran(124, "", "sleep 5 did not end within 0 seconds")
+
+
+def test_an_activation_waits_longer_for_another_than_an_engine_may_load(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = {}
+    hold = podctl.hold
+
+    def held(path: str, purpose: str, seconds: float = podctl.LOCK_SECONDS) -> AbstractContextManager[None]:
+        waits[Path(path).name] = seconds
+        return hold(path, purpose, seconds)
+
+    monkeypatch.setattr(podctl, "hold", held)
+    document = engine.document()
+    document["ready"]["timeoutSeconds"] = 3600
+
+    assert engine.pod.run("activate", stdin=document).status == 0
+    assert waits == {f".lock-{ENGINE}": 3900, ".lock": podctl.LOCK_SECONDS}
 
 
 def test_deactivate_takes_everything_of_the_engine(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -281,6 +282,40 @@ def test_remove_tells_of_an_engine_once(stocked: PodDirectory) -> None:
     (stocked.root / "units/prod-llama-3.1-8b-1/1").mkdir(parents=True)
 
     assert stocked.run("remove").result == {"removed": False, "left": ["engine prod-llama-3.1-8b-1"]}
+
+
+def test_remove_leaves_an_upload_alone_while_it_arrives(stocked: PodDirectory) -> None:
+    """It may be another stack's. One that ended may be this stack's own, and must not keep it from being destroyed."""
+    lock = stocked.staged(ONE, ".lock")
+    with podctl.hold(str(lock), "receive"):
+        assert stocked.run("remove").result == {"removed": False, "left": [f"upload of {ONE}"]}
+        assert stocked.staged(ONE).exists()
+    lock.write_text("pid 1, of a run that was killed")
+    stocked.staged(ONE, ".claim").touch()
+    stocked.staged(TWO, ".tar.part").touch()
+
+    assert stocked.run("remove").result == {"removed": True, "left": []}
+    assert not stocked.root.exists()
+
+
+def test_two_removes_at_once_both_find_it_done(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the two bases of a machine: one waits for the other, which takes the lock's own directory away."""
+    real = podctl.try_lock
+    waited: list[tuple[int | None, str]] = []
+
+    def taken_meanwhile(path: str) -> tuple[int | None, str]:
+        if len(waited) < 2:
+            # First somebody holds it, then it goes, before the waiter comes back and even between two of its steps.
+            shutil.rmtree(stocked.root)
+            waited.append(real(path))
+            return waited[-1]
+        return real(path)
+
+    monkeypatch.setattr(podctl, "try_lock", taken_meanwhile)
+
+    assert stocked.run("remove") == (0, {"removed": True, "left": []}, [])
+    assert waited == [(None, ""), (None, "")]
+    assert not stocked.root.exists()
 
 
 def test_remove_leaves_files_that_are_not_ours(stocked: PodDirectory) -> None:
