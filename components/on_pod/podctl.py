@@ -1254,7 +1254,12 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> 
 
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|\w*(Error|Exception)\b: |out of memory|Failed|status=)")
-CAUSE = re.compile(r"\b[\w.]*(Error|Exception): .+|\bFailed (to locate executable|at step) .+")
+# vLLM's lines: "(EngineCore pid=123) ERROR 11-30 02:50:41 [core.py:1044] ValueError: ...", or without the middle.
+PROCESS = re.compile(r"^(\([^()]*\) ?)+")
+LOGGED = re.compile(r"^[A-Z]+ [\d-]+ [\d:.]+ \[[^\]]*\] ")
+HARMLESS = re.compile(r"^(DEBUG|INFO|WARNING)\b")
+CAUSE = re.compile(r"^[\w.]*(Error|Exception): .+|^[^:]*: error: .+|\bFailed (to locate executable|at step) .+")
+WRAPPER = re.compile(r": (Engine ?[Cc]ore |WorkerProc initialization failed)")  # says that another process failed
 
 
 def settled_journal(unit: str, trial: Trial) -> List[str]:
@@ -1272,17 +1277,37 @@ def settled_journal(unit: str, trial: Trial) -> List[str]:
     return lines
 
 
-def explain(store: Store, engine: str, trial: Trial) -> Tuple[str, List[str]]:
-    """(the first cause the journal names or "", the lines that tell why a trial failed)."""
-    lines = [line[:300] for line in map(redactor(store, engine), settled_journal(unit_name(engine), trial))]
-    seen: Dict[str, str] = {}
+def without_usage(lines: Sequence[str]) -> List[str]:
+    """Leaves out what argparse prints before it says what is wrong: all options of vLLM, hundreds of lines."""
+    kept = []
+    usage = False
     for line in lines:
+        bare = PROCESS.sub("", line)
+        usage = bare.startswith("usage: ") or (usage and bare.startswith(" "))
+        if not usage:
+            kept.append(line)
+    return kept
+
+
+def explain(store: Store, engine: str, trial: Trial) -> Tuple[str, List[str]]:
+    """(the cause the journal names or "", the lines that tell why a trial failed)."""
+    redact = redactor(store, engine)
+    lines = [redact(line)[:300] for line in without_usage(settled_journal(unit_name(engine), trial))]
+    seen: Dict[str, str] = {}
+    causes: List[str] = []
+    wrappers: List[str] = []
+    for line in lines:
+        bare = PROCESS.sub("", line)
+        if HARMLESS.match(bare):
+            continue  # vLLM quotes errors that might come in warnings, at every start
         if ERROR_LINE.search(line):
             seen.setdefault(re.sub(r"^.*?\] |\d+", "", line), line)
-    causes = [match.group(0) for match in map(CAUSE.search, lines) if match]
+        cause = CAUSE.search(LOGGED.sub("", bare))
+        if cause:
+            (wrappers if WRAPPER.search(cause.group(0)) else causes).append(cause.group(0))
     details = ["errors in its journal:", *("  " + line for line in list(seen.values())[:12])] if seen else []
     details += ["last lines of its journal:", *("  " + line for line in lines[-15:])] if lines else []
-    return (causes[0] if causes else ""), details
+    return (causes or wrappers or [""])[-1], details
 
 
 def check_engine(store: Store, document: Document) -> str:

@@ -310,6 +310,70 @@ def test_a_refused_unit_is_told_by_systemd_and_not_by_the_run_before(engine: Eng
     ]
 
 
+WRAPPED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (
+            [
+                "(APIServer pid=1) WARNING 11-30 02:50:40 [launcher.py:20] this can cause fd limit errors like "
+                "`OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n",
+                "(EngineCore pid=123) INFO 11-30 02:50:41 [core.py:9] was ValueError: before",
+                "(EngineCore pid=123) ERROR 11-30 02:50:41 [core.py:1044] Traceback (most recent call last):",
+                "(EngineCore pid=123) ERROR 11-30 02:50:41 [core.py:1044]     raise ValueError('DoRA')",
+                "(EngineCore pid=123) ERROR 11-30 02:50:41 [core.py:1044] ValueError: vLLM does not yet support DoRA",
+                f"(APIServer pid=1) {WRAPPED}",
+            ],
+            "ValueError: vLLM does not yet support DoRA",
+        ),
+        (
+            ["KeyError: 'first'", "The above exception caused another:", "ValueError: last", WRAPPED],
+            "ValueError: last",
+        ),
+        (
+            [
+                "ERROR 11-30 02:50:41 [v1/executor.py:7] RuntimeError: Worker failed with error 'CUDA out of memory'",
+                "Exception: WorkerProc initialization failed due to an exception in a background process.",
+                "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+            ],
+            "RuntimeError: Worker failed with error 'CUDA out of memory'",
+        ),
+        (["Exit", WRAPPED], WRAPPED),
+        (["INFO:     Started server process [1]", "WARNING:  ValueError: harmless"], ""),
+    ],
+)
+def test_the_cause_is_the_last_exception_that_says_something(lines: list[str], cause: str, engine: Engine) -> None:
+    found = engine.fails(die=lines)
+
+    assert found[0] == (
+        f"{UNIT} did not become ready: the engine ended (oom-kill){': ' if cause else ''}{cause}; "
+        "nothing served before it, so the unit is removed"
+    )
+    errors = found[found.index("errors in its journal:") : found.index("last lines of its journal:")] if cause else []
+    assert not [line for line in errors if "WARNING" in line or "INFO" in line]
+
+
+@pytest.mark.parametrize("process", ["", "(APIServer pid=1) "])
+def test_a_flag_that_vllm_does_not_know_is_the_cause(process: str, engine: Engine) -> None:
+    usage = [
+        "usage: api_server.py [-h] [--headless] [--log-error-stack]",
+        *(f"                     [--kind{n} {{error: {n},Failed}}]" for n in range(40)),
+    ]
+    error = "api_server.py: error: unrecognized arguments: --enforce-eagr"
+
+    assert engine.fails(die=[process + line for line in [*usage, error]]) == [
+        f"{UNIT} did not become ready: the engine ended (oom-kill): {error}; "
+        "nothing served before it, so the unit is removed",
+        "errors in its journal:",
+        f"  {process}{error}",
+        "last lines of its journal:",
+        f"  Started {UNIT}",
+        f"  {process}{error}",
+    ]
+
+
 def test_a_program_that_cannot_start_is_named(engine: Engine, systemd: FakeSystemd) -> None:
     systemd.lag = 0
     lines = engine.fails(refuse=f"Job for {UNIT} failed because the control process exited with error code.\nSee")
