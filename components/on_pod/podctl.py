@@ -1539,12 +1539,20 @@ def existing_parent(path: str) -> str:
     return path
 
 
-def bytes_of_ours(root: str) -> int:
-    """What the store and the engines' homes take up: a pod that serves needs that space no second time."""
+def bytes_of_ours(root: str, engine: Optional[str], version: Optional[str]) -> int:
+    """What is here already of the engine to come, its home and its vLLM, and needs no room a second time.
+
+    Of all that is ours, where the document does not name the engine.
+    """
     private = os.path.join(os.path.dirname(root), "private")
-    homes = [os.path.join(private, n) for n in listed(private) if n.startswith(os.path.basename(root) + "-")]
+    prefix = os.path.basename(root) + "-"
+    if engine is None:
+        tops = [root, *(os.path.join(private, name) for name in listed(private) if name.startswith(prefix))]
+    else:
+        tops = [os.path.join(private, prefix + engine)]
+        tops += [os.path.join(root, "venvs", "vllm-" + version)] if version is not None else []
     total = 0
-    for top in [root, *homes]:
+    for top in tops:
         for directory, _, files in os.walk(top):
             for name in files:
                 with contextlib.suppress(FileNotFoundError):
@@ -1556,7 +1564,8 @@ def space_faults(root: str, document: Document) -> Iterator[str]:
     needed = number(document, "needs.diskGiB") * 1024**3
     disk = os.statvfs(existing_parent(root))
     free = disk.f_bavail * disk.f_frsize
-    if free < needed and free + bytes_of_ours(root) < needed:
+    engine, version = optional(document, "needs.engine", str), optional(document, "needs.vllm.version", str)
+    if free < needed and free + bytes_of_ours(root, engine, version) < needed:
         yield "the disk of %s has %s free and the models need %s" % (root, human(free), human(needed))
     needed = number(document, "needs.shmMiB") * 1024**2
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
@@ -1650,7 +1659,7 @@ def verb_prepare(store: Store, document: Document) -> Document:
         if read_file(path) != program:
             write_file(path, program)
     if version is not None:
-        python = make_venv(store, version)
+        python = make_venv(store, version, homes_shown)
     return {
         "machineId": (read_file("/etc/machine-id") or b"").decode("ascii", "replace").strip(),
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -1660,7 +1669,7 @@ def verb_prepare(store: Store, document: Document) -> Document:
     }
 
 
-def make_venv(store: Store, version: str) -> str:
+def make_venv(store: Store, version: str, homes_shown: bool) -> str:
     """A venv with this vLLM, made once. It cannot be moved, so a marker beside it says that it is not whole."""
     venv = store.path("venvs", "vllm-" + version)
     marker = venv + ".building"
@@ -1682,6 +1691,13 @@ def make_venv(store: Store, version: str) -> str:
             uv = find_uv(store)
             # The Pythons that vLLM's wheels are for.
             watched("making a venv for vLLM", environment, uv, "venv", "--python", ">=3.11,<3.14", venv)
+            # Before gigabytes arrive: it may be a Python of conda or pyenv in root's home, which the unit cannot see.
+            hidden = list(unseen(os.path.realpath(python), "the Python that uv found", homes_shown))
+            if hidden:
+                raise Refusal(
+                    "vLLM needs a Python that every user can read: install Python 3.11, 3.12 or 3.13 in /usr or /opt",
+                    ["- " + fault for fault in hidden],
+                )
             install = [uv, "pip", "install", "--python", python, "vllm==" + version]
             watched("installing vLLM %s" % version, environment, *install)
         except Refusal:

@@ -26,6 +26,13 @@ Disk = namedtuple("Disk", "f_bavail f_blocks f_frsize")
 GIB = 1024**3
 
 
+def show_to_others(directory: Path) -> None:
+    """pytest's directories are for their user alone."""
+    for parent in (directory, *directory.parents[:-2]):
+        if not parent.stat().st_mode & stat.S_IXOTH:
+            parent.chmod(0o755)
+
+
 class Machine:
     """A machine that has everything, until a test takes something away."""
 
@@ -53,9 +60,7 @@ class Machine:
         monkeypatch.setattr(os, "geteuid", lambda: 0)
         monkeypatch.setattr(podctl, "TEMPORARY", ("/nowhere",))
         monkeypatch.setattr(podctl, "HOMES", (str(directory / "home"),))
-        for parent in (directory, *directory.parents[:-2]):
-            if not parent.stat().st_mode & stat.S_IXOTH:
-                parent.chmod(0o755)  # pytest's directories are for their user alone
+        show_to_others(directory)
 
     def has_vllm(self, python: str, version: str) -> None:
         self.programs[(python, "-I", "-c", podctl.VLLM_PROBE)] = podctl.Ran(0, version + "\n", "")
@@ -139,6 +144,27 @@ def test_what_is_here_already_counts_as_room_for_it(machine: Machine, pod: PodDi
     )
 
 
+def test_only_what_this_engine_has_here_counts_as_room_for_it(machine: Machine, pod: PodDirectory) -> None:
+    machine.prepare()
+    homes = pod.root.parent / "private"
+    for home in ("lora-pods-prod-other-1", "lora-pods-prod-base-1"):
+        (homes / home).mkdir(parents=True)
+    for path in (homes / "lora-pods-prod-other-1/model", pod.root / "blobs/model", pod.root / "venvs/vllm-9/wheel"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"m" * 5 * 1024**2)
+    machine.disk = GIB - 8 * 1024**2
+    assert machine.prepare().status == 0, "a document that names no engine counts all"
+    assert machine.prepare(engine="prod-base-1").lines[1:] == [
+        f"- the disk of {pod.root} has 1016.0 MiB free and the models need 1.0 GiB"
+    ]
+    (homes / "lora-pods-prod-base-1/model").write_bytes(b"m" * 5 * 1024**2)
+    assert machine.prepare(engine="prod-base-1").status == 1
+    venv = pod.root / "venvs/vllm-0.33.0/bin"
+    venv.mkdir(parents=True)
+    (venv / "python").write_bytes(b"m" * 5 * 1024**2)
+    assert machine.prepare(engine="prod-base-1", vllm={"version": "0.33.0"}).status == 0
+
+
 def test_an_interpreter_without_vllm(machine: Machine) -> None:
     machine.has_vllm(str(machine.python), "")
 
@@ -216,8 +242,9 @@ UV = """#!/bin/sh
 echo "uv $*" >> "$LOG"
 env | grep ^UV_ | sort >> "$LOG"
 case $1 in
-venv) eval "target=\\${$#}"; mkdir -p "$target/bin"; printf '#!/bin/sh\\necho 0.33.0\\n' > "$target/bin/python"
-      chmod 755 "$target/bin/python"; mkdir -p "$UV_CACHE_DIR/wheels" ;;
+venv) eval "target=\\${$#}"; mkdir -p "$target/bin" "$UV_CACHE_DIR/wheels"; python=${BASE_PYTHON-$target/bin/python}
+      printf '#!/bin/sh\\necho 0.33.0\\n' > "$python"; chmod 755 "$python"
+      test "$python" -ef "$target/bin/python" || ln -s "$python" "$target/bin/python" ;;
 pip)  test ! -e "$LOG.fail" || { echo "  x No solution found: there is no version of vllm==0.33.0"; exit 1; } ;;
 esac
 """
@@ -232,6 +259,9 @@ def uv_log(pod: PodDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (programs / "uv").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(podctl, "TEMPORARY", ("/nowhere",))
+    monkeypatch.setattr(podctl, "HOMES", (str(tmp_path / "home"),))
+    show_to_others(tmp_path)
     for name in [name for name in os.environ if name.startswith("UV_")]:
         monkeypatch.delenv(name)
     return tmp_path / "log"
@@ -240,7 +270,7 @@ def uv_log(pod: PodDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_vllm_is_installed_once(pod: PodDirectory, uv_log: Path) -> None:
     store = podctl.Store(str(pod.root), str(pod.units))
 
-    python = podctl.make_venv(store, "0.33.0")
+    python = podctl.make_venv(store, "0.33.0", homes_shown=False)
 
     venv = f"{pod.root}/venvs/vllm-0.33.0"
     environment = [
@@ -260,7 +290,7 @@ def test_vllm_is_installed_once(pod: PodDirectory, uv_log: Path) -> None:
     assert sorted(path.name for path in pod.root.iterdir()) == ["venvs"]
     assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
     uv_log.unlink()
-    assert podctl.make_venv(store, "0.33.0") == python
+    assert podctl.make_venv(store, "0.33.0", homes_shown=False) == python
     assert not uv_log.exists()
 
 
@@ -270,7 +300,7 @@ def test_an_installation_that_failed_is_made_anew(
     store = podctl.Store(str(pod.root), str(pod.units))
     uv_log.with_name("log.fail").touch()
     with pytest.raises(podctl.Refusal) as refusal:
-        podctl.make_venv(store, "0.33.0")
+        podctl.make_venv(store, "0.33.0", homes_shown=False)
     uv = shutil.which("uv")
     assert str(refusal.value) == f"installing vLLM 0.33.0 failed ({uv} pip)"
     assert refusal.value.details == ("  x No solution found: there is no version of vllm==0.33.0",)
@@ -278,18 +308,43 @@ def test_an_installation_that_failed_is_made_anew(
     assert list((pod.root / "venvs").iterdir()) == []
     uv_log.with_name("log.fail").unlink()
 
-    podctl.make_venv(store, "0.33.0")
+    podctl.make_venv(store, "0.33.0", homes_shown=False)
 
     assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
 
 
+def test_a_python_that_the_unit_cannot_see_is_refused_before_vllm_arrives(
+    pod: PodDirectory, uv_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv takes the first that fits: with conda or pyenv that may be one in root's home."""
+    (tmp_path / "home").mkdir()
+    python = tmp_path / "home" / "python3.12"
+    monkeypatch.setenv("BASE_PYTHON", str(python))
+    store = podctl.Store(str(pod.root), str(pod.units))
+
+    with pytest.raises(podctl.Refusal) as refusal:
+        podctl.make_venv(store, "0.33.0", homes_shown=False)
+
+    assert str(refusal.value) == (
+        "vLLM needs a Python that every user can read: install Python 3.11, 3.12 or 3.13 in /usr or /opt"
+    )
+    assert refusal.value.details == (
+        f"- the Python that uv found is at {python}, and the engine cannot see {tmp_path}/home: "
+        "put it elsewhere, say /opt",
+    )
+    assert "uv pip" not in uv_log.read_text()
+    assert list((pod.root / "venvs").iterdir()) == []
+    # Where the unit names a path in a home, it sees homes (render.py).
+    assert podctl.make_venv(store, "0.33.0", homes_shown=True)
+
+
 def test_an_installation_that_was_killed_is_made_anew(pod: PodDirectory, uv_log: Path) -> None:
     store = podctl.Store(str(pod.root), str(pod.units))
-    python = Path(podctl.make_venv(store, "0.33.0"))
+    python = Path(podctl.make_venv(store, "0.33.0", homes_shown=False))
     (pod.root / "venvs/vllm-0.33.0.building").touch()
     (python.parent / "half").touch()
 
-    podctl.make_venv(store, "0.33.0")
+    podctl.make_venv(store, "0.33.0", homes_shown=False)
 
     assert not (python.parent / "half").exists()
 
