@@ -7,6 +7,7 @@ from typing import Any
 
 import pulumi
 
+from components.core.naming import engine_key
 from components.pods import host, sandbox
 from components.pods.contract import Machine
 from components.pods.reach import ReachedPod
@@ -35,7 +36,7 @@ class GpuPod(pulumi.ComponentResource):
         self.prepared = boot_command(
             f"{pod.base}-prepare",
             self.machine.connection,
-            {"identity": self.machine.identity, "needs": _needs(pod)},
+            {"identity": self.machine.identity, "needs": _needs(pod, stack)},
             undo=("remove", []),
             opts=self.options(parent=self),
         )
@@ -46,11 +47,12 @@ class GpuPod(pulumi.ComponentResource):
         return pulumi.ResourceOptions(parent=parent, depends_on=list(after), deleted_with=self.machine.resource)
 
 
-def _needs(pod: Pod) -> dict[str, Any]:
+def _needs(pod: Pod, stack: str) -> dict[str, Any]:
     engine = pod.engine
     return {
         "base": pod.base if pod.base.startswith("/") else None,
         "diskGiB": engine.disk_gi_b or 1.0,
+        "engine": engine_key(stack, pod.base),
         "gpu": pod.device == "gpu",
         "python": None if engine.vllm else pod.python,
         # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute
