@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.conftest import BASE, Client
+from tests.engine.conftest import BASE, Client, host_pod
 from tests.support.machines import Machine
 
 pytestmark = pytest.mark.pod
@@ -29,6 +29,16 @@ def test_destroy_leaves_no_trace(client: Client, machine: Machine) -> None:
     assert "api_server" in during
     run = client.stack.destroy()
     assert set(run.operations.values()) == {"delete"}
+    assert traces(machine) == before
+
+
+def test_destroy_of_two_bases_on_one_machine(client: Client, machine: Machine) -> None:
+    machine.run("cp", "-r", BASE, "/models/other")
+    before = traces(machine)
+    client.pods.append(host_pod(machine, base="/models/other", port=8001))
+    client.models[1]["base"] = "/models/other"
+    client.up()
+    client.stack.destroy()
     assert traces(machine) == before
 
 
