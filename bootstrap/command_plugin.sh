@@ -2,6 +2,8 @@
 # The plugin behind pulumi_command: installed already, else from Pulumi, else the stand-in of this
 # repository, which runs the same remote commands over the same SSH.
 
+# In seconds. It is some tens of megabytes, and a line may be slow.
+PLUGIN_DOWNLOAD_LIMIT=300
 # The directory to put on PATH; empty when the official plugin is used.
 STANDIN_BIN=""
 
@@ -35,28 +37,51 @@ find_standin() {
   note "command plugin: this repository's stand-in, because the official $(command_version) could not be downloaded here"
 }
 
+find_command_plugin() { find_official_plugin || find_standin; }
+
 # Until it has been refused lately, the official plugin is asked for even where a stand-in is there.
-find_command_plugin() { find_official_plugin || { refused_lately command-plugin && find_standin; }; }
+settled_command_plugin() { find_official_plugin || { refused_lately command-plugin && find_standin; }; }
 
 ensure_command_plugin() {
-  (QUIET=1 find_command_plugin) || locked command-plugin install_command_plugin ||
+  (QUIET=1 settled_command_plugin) || locked command-plugin install_command_plugin ||
     die "the command plugin could not be installed"
 }
 
 install_command_plugin() {
-  (QUIET=1 find_command_plugin) && return 0
+  (QUIET=1 settled_command_plugin) && return 0
   download_command_plugin || build_standin
 }
 
+# Whether any of the hosts that pulumi downloads it from answers at all: where the network is closed,
+# pulumi itself takes long to find out. Any answer will do; who has a mirror is taken at their word.
+plugin_host_answers() {
+  local host
+  [ -z "${PULUMI_PLUGIN_DOWNLOAD_URL_OVERRIDES:-}" ] || return 0
+  for host in api.github.com get.pulumi.com; do
+    curl -sS --head --connect-timeout 5 --max-time 10 "https://$host/" >/dev/null 2>&1 && return 0
+  done
+  return 1
+}
+
 download_command_plugin() {
-  local started=$SECONDS
+  local started=$SECONDS status=1
   refused_lately command-plugin && return 1
-  say "command plugin: asking pulumi to install $(command_version)"
-  if logged command-plugin-install with_limit 20 env PATH="$(tools_path)" PULUMI_SKIP_UPDATE_CHECK=1 \
-    pulumi plugin install resource command "$(command_version)" 2>/dev/null; then
-    say "command plugin: installed ($((SECONDS - started)) s)"
-    return 0
+  if plugin_host_answers; then
+    say "command plugin: asking pulumi to install $(command_version)"
+    status=0
+    logged command-plugin-install with_limit "$PLUGIN_DOWNLOAD_LIMIT" env PATH="$(tools_path)" PULUMI_SKIP_UPDATE_CHECK=1 \
+      pulumi plugin install resource command "$(command_version)" 2>/dev/null || status=$?
   fi
+  case "$status" in
+    0)
+      say "command plugin: installed ($((SECONDS - started)) s)"
+      return 0
+      ;;
+    124)
+      say "command plugin: the download took more than $PLUGIN_DOWNLOAD_LIMIT s; it is tried again the next time"
+      return 1
+      ;;
+  esac
   remember_refusal command-plugin
   say "command plugin: the official one cannot be downloaded here ($((SECONDS - started)) s)"
   return 1

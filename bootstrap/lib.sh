@@ -27,9 +27,14 @@ version_ge() {
 # The first dotted number in the text given.
 version_in() { printf '%s\n' "$*" | sed -n '1s/^[^0-9]*\([0-9][0-9.]*\).*/\1/p'; }
 
-# with_limit SECONDS COMMAND…: macOS has no timeout(1), but perl.
+# with_limit SECONDS COMMAND…: 124 when the time is up. macOS has no timeout(1), but perl.
 with_limit() {
-  if have timeout; then timeout -k 5 "$@"; else perl -e 'alarm shift; exec @ARGV or exit 127' "$@"; fi
+  local status=0
+  if have timeout; then timeout -k 5 "$@"; else perl -e 'alarm shift; exec @ARGV or exit 127' "$@"; fi || status=$?
+  case "$status" in
+    137 | 142) return 124 ;; # ended by SIGKILL, by SIGALRM
+    *) return "$status" ;;
+  esac
 }
 
 # A refused download is not tried again for a day: where the network is closed, waiting for the
@@ -42,13 +47,14 @@ forget_refusals() { rm -rf "$CACHE/refused"; }
 
 # logged NAME COMMAND…: the output goes to a log; when the command fails, the log's end is shown.
 logged() {
-  local log="$CACHE/logs/$1.log"
+  local log="$CACHE/logs/$1.log" status=0
   shift
   mkdir -p "$CACHE/logs"
-  "$@" >"$log" 2>&1 </dev/null && return 0
+  "$@" >"$log" 2>&1 </dev/null || status=$?
+  [ "$status" -ne 0 ] || return 0
   say "the last lines of $log:"
   tail -n 20 "$log" >&2
-  return 1
+  return "$status"
 }
 
 # locked NAME COMMAND…: one ./dev at a time does this; a lock whose owner is gone is taken over.

@@ -2,15 +2,19 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from bootstrap.demo.ask import ask
 from bootstrap.demo.container import ROOT
 from bootstrap.demo.personas import QUESTION
 from bootstrap.demo.prepare import DEMO, prepare
+from components.core.errors import UserError
+from components.pods.sandbox import remove_left_over
 
 # The demo's own and no secret: the salt that goes with it is in the stack file.
 PASSPHRASE = "lora-pods-demo"
@@ -34,11 +38,33 @@ def up(stack: str) -> None:
 
 def down(stack: str) -> None:
     """Destroys the demo's stack and its pod; the model and the adapters stay for the next time."""
-    if stack not in _stacks():
-        print("The demo is not up.", flush=True)
-        return
-    _pulumi("destroy", "--yes", "--skip-preview", "--stack", stack)
-    _pulumi("stack", "rm", "--yes", "--preserve-config", stack)
+    if stack in _stacks():
+        _pulumi("destroy", "--yes", "--skip-preview", "--stack", stack)
+        _pulumi("stack", "rm", "--yes", "--preserve-config", stack)
+    else:
+        print(_without_a_stack(stack), flush=True)
+    kept = DEMO.parent
+    size = _size(kept)
+    if size >= 1e6:
+        remove = f"rm -rf {shlex.quote(str(kept))}"
+        size_and_remedy = f"({size / 1e6:.0f} MB); {remove} removes them."
+        print(f"The model and the adapters stay for the next time {size_and_remedy}", flush=True)
+
+
+def _without_a_stack(stack: str) -> str:
+    """Removes the pod of a demo whose state somebody has deleted; returns what there is to say."""
+    try:
+        left_over = remove_left_over(stack, ROOT)
+    except UserError as error:
+        return f"The demo is not up here; {error}."
+    if left_over:
+        return f"The demo's state was gone, but its container lora-pods-{stack} was there: it is removed."
+    return "The demo is not up."
+
+
+def _size(directory: Path) -> int:
+    """The bytes of all files below; links are not followed."""
+    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def table(digests: dict[str, str | None], answers: dict[str, str]) -> str:
@@ -77,11 +103,12 @@ def _pulumi_output(*words: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The demo's own state, beside it; the login and the stacks of who runs it are not touched."""
+    """The demo's own state, beside it; the login, the stacks and the SSH agent of who runs it are not touched."""
     state = DEMO / "state"
     state.mkdir(parents=True, exist_ok=True)
     return {
-        **os.environ,
+        # The command plugin dials the agent for every connection, and fails where it is gone.
+        **{name: value for name, value in os.environ.items() if name != "SSH_AUTH_SOCK"},
         "PULUMI_BACKEND_URL": f"file://{state}",
         "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
         "PULUMI_SKIP_UPDATE_CHECK": "1",

@@ -27,6 +27,8 @@ from components.settings import Pod, Sandbox, Settings, stack_directory
 
 KEYS_IN_CONTAINER = "/etc/lora-pods-keys"
 _SPEC_LABEL = "lora-pods.spec"
+# The stack directory whose `pulumi up` made the container: two checkouts may have stacks of the same name.
+_CHECKOUT_LABEL = "lora-pods.checkout"
 _SPEC_KEYS = ("name", "image", "volumes", "shmMiB", "enginePort", "hostKey")
 # A stock ulimit of millions of files makes sshd and others in the container close each of them at every start.
 _LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=8192:8192")
@@ -60,21 +62,28 @@ class SandboxContainerProvider(Provider):
         return CreateResult(identifier, {**props, **running})
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        _, running = _make_it_run(_news)
+        _, running = _make_it_run(_news, _id)
         return UpdateResult({**_news, **running})
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         changed = [key for key in _SPEC_KEYS if _olds.get(key) != _news.get(key)]
-        state = _inspect(_container_engine(), _olds["name"])
-        if state is None or state["Id"] != _id:
+        state = _inspect(container_engine(), _olds["name"])
+        if state is None or state["Id"] != _id or _label(state, _SPEC_LABEL) != _spec(_news):
             changed.append("container")
-        stopped = state is not None and not state["State"]["Running"]
+        # Started again without Pulumi, it may have other ports.
+        other = state is not None and (
+            not state["State"]["Running"]
+            or any(_olds.get(key) != value for key, value in _outputs(state, _olds).items())
+        )
         return DiffResult(
-            changes=bool(changed) or stopped, replaces=changed, delete_before_replace=True, stables=["name"]
+            changes=bool(changed) or other, replaces=changed, delete_before_replace=True, stables=["name"]
         )
 
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        _remove(_container_engine(), _props["name"])
+        engine = container_engine()
+        state = _inspect(engine, _props["name"])
+        if state is not None and state["Id"] == _id:
+            _remove(engine, _id)
 
 
 class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
@@ -101,55 +110,119 @@ class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
         super().__init__(SandboxContainerProvider(), name, props, opts)
 
 
-def _make_it_run(props: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the container's id and what the resource's outputs say of it."""
-    engine, name = _container_engine(), props["name"]
-    spec = hashlib.sha256(json.dumps([props[key] for key in _SPEC_KEYS], sort_keys=True).encode()).hexdigest()
+def remove_left_over(stack: str, checkout: Path) -> bool:
+    """Remove the container of a stack of which Pulumi's state is gone; return whether there was one.
+
+    Raises UserError where the container is not of the checkout in this directory.
+    """
+    engine, name = container_engine(), f"lora-pods-{stack}"
     state = _inspect(engine, name)
-    if state is not None and (state["Config"].get("Labels") or {}).get(_SPEC_LABEL) != spec:
-        _remove(engine, name)
+    if state is None:
+        return False
+    _refuse_foreign(engine, state, name, stack_directory(checkout).resolve())
+    _remove(engine, state["Id"])
+    return True
+
+
+def _make_it_run(props: Mapping[str, Any], identifier: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Return the container's id and what the resource's outputs say of it.
+
+    `identifier` is the id that the stack knows: that container is the stack's own, whichever checkout made it.
+    """
+    engine, name = container_engine(), props["name"]
+    state = _inspect(engine, name)
+    if state is not None and state["Id"] != identifier:
+        _refuse_foreign(engine, state, name, stack_directory().resolve())
+    if state is not None and _label(state, _SPEC_LABEL) != _spec(props):
+        _remove(engine, state["Id"])
         state = None
     if state is None:
-        _call(engine, _run_arguments(engine, props, spec))
+        _call(engine, _run_arguments(engine, props))
     elif not state["State"]["Running"]:
-        _call(engine, ["start", name])
+        try:
+            _call(engine, ["start", state["Id"]])
+        except UserError as error:
+            # Another program may have taken one of its ports, which podman keeps for its whole life.
+            raise UserError(
+                f"{error}: if it stays so, {_removal(engine, name)}, and `pulumi up` makes another"
+            ) from None
     state = _inspect(engine, name)
     if state is None:
         raise UserError(f"the container {name} was started and is gone again")
-    ports = state["NetworkSettings"]["Ports"]
+    outputs = _outputs(state, props)
+    if None in outputs.values():
+        raise UserError(f"the container {name} does not run, or none of this machine's ports leads into it")
+    return state["Id"], outputs
 
-    def published(port: int) -> int:
-        return int(ports[f"{port}/tcp"][0]["HostPort"])
 
-    return state["Id"], {
+def _refuse_foreign(engine: Sequence[str], state: Mapping[str, Any], name: str, stacks: Path) -> None:
+    """Raise UserError unless the container was made from this directory of stack files."""
+    maker = _label(state, _CHECKOUT_LABEL)
+    if maker == str(stacks):
+        return
+    if maker is None:
+        whose, way_out = "was not made by any checkout of this project", _removal(engine, name)
+    elif Path(maker).is_dir():
+        whose = f"belongs to another checkout, {printable(maker)}"
+        way_out = "run `./dev down` or `pulumi destroy` there"
+    else:
+        whose, way_out = f"belongs to another checkout, {printable(maker)}, which is gone", _removal(engine, name)
+    raise UserError(f"the container {name} {whose}: {way_out}, or use another stack name")
+
+
+def _removal(engine: Sequence[str], name: str) -> str:
+    return f"remove it (`{Path(engine[0]).name} rm --force --volumes {name}`)"
+
+
+def _label(state: Mapping[str, Any], label: str) -> str | None:
+    value = (state["Config"].get("Labels") or {}).get(label)
+    return None if value is None else str(value)
+
+
+def _spec(props: Mapping[str, Any]) -> str:
+    described = {**props, "volumes": {inside: str(path) for inside, path in _volumes(props).items()}}
+    return hashlib.sha256(json.dumps([described[key] for key in _SPEC_KEYS], sort_keys=True).encode()).hexdigest()
+
+
+def _volumes(props: Mapping[str, Any]) -> dict[str, Path]:
+    """Where on this machine each volume lies. Only the container knows that: state holds the paths as written."""
+    stacks = stack_directory()
+    return {inside: (stacks / Path(outside).expanduser()).resolve() for inside, outside in props["volumes"].items()}
+
+
+def _outputs(state: Mapping[str, Any], props: Mapping[str, Any]) -> dict[str, Any]:
+    """What the resource's outputs say of this container; the ports are None while it does not run."""
+    ports = state["NetworkSettings"].get("Ports") or {}
+
+    def published(port: int) -> int | None:
+        bindings = ports.get(f"{port}/tcp")
+        return int(bindings[0]["HostPort"]) if bindings else None
+
+    return {
         "started": state["State"]["StartedAt"],
         "ssh_port": published(22),
         "endpoint_port": published(int(props["enginePort"])),
     }
 
 
-def _run_arguments(engine: Sequence[str], props: Mapping[str, Any], spec: str) -> list[str]:
+def _run_arguments(engine: Sequence[str], props: Mapping[str, Any]) -> list[str]:
     name, image = props["name"], props["image"]
     if subprocess.run([*engine, "image", "inspect", image], capture_output=True, check=False).returncode != 0:
         raise UserError(f"there is no container image {image} on this machine: `./dev image` builds the sandbox's")
-    volumes = {KEYS_IN_CONTAINER: str(sandbox_keys(name))}
-    for inside, outside in props["volumes"].items():
-        directory = (stack_directory() / Path(outside).expanduser()).resolve()
+    volumes = _volumes(props)
+    for directory in volumes.values():
         if not directory.is_dir():
             raise UserError(f"sandbox.volumes: {printable(directory)} is no directory on this machine")
-        volumes[inside] = str(directory)
-    systemd = ["--systemd=always"] if "podman" in engine[0] else ["--cgroupns=private", "--tmpfs=/run"]
+    volumes[KEYS_IN_CONTAINER] = sandbox_keys(name)
     return [
         "run",
         "--detach",
         f"--name={name}",
         f"--hostname={name[:63]}",
-        f"--label={_SPEC_LABEL}={spec}",
-        *systemd,
-        # Without it a hardened unit ends with 226/NAMESPACE: systemd may not mount in its own mount namespace.
-        "--cap-add=SYS_ADMIN",
+        f"--label={_SPEC_LABEL}={_spec(props)}",
+        f"--label={_CHECKOUT_LABEL}={stack_directory().resolve()}",
+        *machine_options(engine),
         f"--shm-size={int(props['shmMiB'])}m",
-        *_LIMITS,
         "--publish=127.0.0.1::22",
         f"--publish=127.0.0.1::{int(props['enginePort'])}",
         *(f"--volume={outside}:{inside}:ro" for inside, outside in sorted(volumes.items())),
@@ -158,7 +231,24 @@ def _run_arguments(engine: Sequence[str], props: Mapping[str, Any], spec: str) -
     ]
 
 
-def _container_engine() -> tuple[str, ...]:
+def machine_options(engine: Sequence[str]) -> list[str]:
+    """What podman or docker must be told for a container in which systemd is the first process."""
+    if "podman" in Path(engine[0]).name:
+        # Where SELinux is on, the container could not read its volumes; relabelling would change the user's files.
+        systemd = ["--systemd=always", "--security-opt=label=disable"]
+    else:
+        systemd = [
+            "--cgroupns=host",
+            "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw",
+            "--tmpfs=/run",
+            "--tmpfs=/run/lock",
+            "--security-opt=apparmor=unconfined",
+        ]
+    # Without SYS_ADMIN a hardened unit ends with 226/NAMESPACE: systemd may not mount in its own mount namespace.
+    return [*systemd, "--cap-add=SYS_ADMIN", *_LIMITS]
+
+
+def container_engine() -> tuple[str, ...]:
     """The words that begin a call of podman or docker, whichever this machine has. Raises UserError."""
     chosen = os.environ.get("LORA_PODS_CONTAINER_ENGINE")
     for name in (chosen,) if chosen else ("podman", "docker"):
@@ -167,29 +257,33 @@ def _container_engine() -> tuple[str, ...]:
             continue
         # crun, podman's default, refuses machines that mix both versions of cgroups.
         mixed = Path("/sys/fs/cgroup").is_dir() and not Path("/sys/fs/cgroup/cgroup.controllers").exists()
-        runtime = ("--runtime", "runc") if "podman" in name and mixed and shutil.which("runc") else ()
+        runtime = ("--runtime", "runc") if "podman" in Path(name).name and mixed and shutil.which("runc") else ()
         return (path, *runtime)
-    raise UserError(f"a sandbox needs {chosen or 'podman or docker'} on PATH; `./dev setup` installs podman")
+    raise UserError(f"a sandbox needs {chosen or 'podman or docker'} on PATH: `apt-get install podman`, or the like")
 
 
 def _inspect(engine: Sequence[str], name: str) -> dict[str, Any] | None:
     done = subprocess.run([*engine, "container", "inspect", name], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        return None
+        if "no such container" in done.stderr.lower():
+            return None
+        raise UserError(f"{Path(engine[0]).name} cannot say whether {name} is there: {_complaint(done.stderr)}")
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found[0]
 
 
-def _remove(engine: Sequence[str], name: str) -> None:
-    if _inspect(engine, name) is not None:
-        _call(engine, ["rm", "--force", "--volumes", name])
+def _remove(engine: Sequence[str], identifier: str) -> None:
+    _call(engine, ["rm", "--force", "--volumes", identifier])
 
 
 def _call(engine: Sequence[str], arguments: Sequence[str]) -> None:
     done = subprocess.run([*engine, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        complaint = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise UserError(f"{Path(engine[0]).name} {arguments[0]} failed: {printable(complaint[0], 500)}")
+        raise UserError(f"{Path(engine[0]).name} {arguments[0]} failed: {_complaint(done.stderr)}")
+
+
+def _complaint(stderr: str) -> str:
+    return printable((stderr.strip().splitlines() or ["it said nothing"])[-1], 500)
 
 
 def _generated_keys(name: str) -> str:

@@ -6,6 +6,7 @@ import json
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,8 @@ from tests.support.stacks import Checkout
 pytestmark = pytest.mark.pod
 
 
-@pytest.fixture
-def client(checkout: Checkout) -> Iterator[Client]:
-    name = f"test-{uuid.uuid4().hex[:8]}"
+def describe(checkout: Checkout, name: str) -> Client:
+    """A stack with a sandbox and one adapter; nothing is deployed yet."""
     (checkout.root / "models" / "tiny").mkdir(parents=True)
     (checkout.root / "models" / "tiny" / "config.json").write_text("{}")
     pod = {
@@ -28,8 +28,14 @@ def client(checkout: Checkout) -> Iterator[Client]:
     }
     client = Client(checkout.stack(name), Key("", ""), [pod])
     client.add("acme-v1", seed=1)
+    return client
+
+
+@pytest.fixture
+def client(checkout: Checkout) -> Iterator[Client]:
+    client = describe(checkout, f"test-{uuid.uuid4().hex[:8]}")
     yield client
-    call("rm", "--force", "--volumes", f"lora-pods-{name}", check=False)
+    call("rm", "--force", "--volumes", f"lora-pods-{client.stack.name}", check=False)
 
 
 def served(client: Client) -> set[str]:
@@ -56,6 +62,12 @@ def test_its_whole_life(client: Client) -> None:
     assert containers(client) == [made]
     assert served(client) == {BASE, "acme-v1"}
 
+    # Somebody started it again: its ports may be others.
+    call("restart", f"lora-pods-{client.stack.name}")
+    assert client.stack.up().changes[f"SandboxContainer lora-pods-{client.stack.name}"] == "update"
+    assert client.stack.up("--expect-no-changes").changes == {}
+    assert served(client) == {BASE, "acme-v1"}
+
     # Somebody removed it: everything arrives again.
     call("rm", "--force", f"lora-pods-{client.stack.name}")
     assert client.up().changes[f"SandboxContainer lora-pods-{client.stack.name}"] == "replace"
@@ -65,6 +77,24 @@ def test_its_whole_life(client: Client) -> None:
     run = client.stack.destroy()
     assert set(run.operations.values()) == {"delete"}
     assert containers(client) == []
+
+
+def test_two_checkouts_with_stacks_of_one_name(client: Client, tmp_path: Path) -> None:
+    client.up()
+    (made,) = containers(client)
+    # This machine's paths are the container's to know.
+    assert str(tmp_path) not in json.dumps(client.stack.export())
+
+    other = describe(Checkout.make(tmp_path / "other", tmp_path / "other-backend"), client.stack.name)
+    run = other.up(fails=True)
+    assert f"the container lora-pods-{client.stack.name} belongs to another checkout, {client.stack.checkout.root}" in (
+        run.output
+    )
+    assert "Traceback" not in run.output
+    other.stack.destroy()
+    assert containers(client) == [made]
+    assert client.stack.up("--expect-no-changes").changes == {}
+    assert served(client) == {BASE, "acme-v1"}
 
 
 def test_an_image_that_is_not_there(client: Client) -> None:

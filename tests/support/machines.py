@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import time
 import uuid
@@ -13,15 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.pods.sandbox import KEYS_IN_CONTAINER, machine_options
+from components.pods.sandbox import container_engine as container_engine
+
 STANDIN_IMAGE = "localhost/lora-pods-standin"
-KEYS = "/etc/lora-pods-keys"
 ROOT = "/var/lib/lora-pods"
-
-
-def container_engine() -> list[str]:
-    name = os.environ.get("LORA_PODS_CONTAINER_ENGINE") or ("podman" if shutil.which("podman") else "docker")
-    mixed = not Path("/sys/fs/cgroup/cgroup.controllers").exists()
-    return [name, "--runtime", "runc"] if name == "podman" and mixed else [name]
 
 
 def call(*arguments: str, check: bool = True, stdin: str | None = None) -> str:
@@ -53,9 +47,9 @@ class Machine:
         host_key = generate_key(keys / "ssh_host_ed25519_key")
         (keys / "authorized_keys").write_text(authorized + "\n")
         call(
-            *("run", "--detach", f"--name={name}", "--systemd=always", "--cap-add=SYS_ADMIN", "--shm-size=512m"),
-            *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=8192:8192", "--publish=127.0.0.1::22"),
-            *("--publish=127.0.0.1::8000", f"--volume={keys}:{KEYS}:ro", image, "/sbin/init"),
+            *("run", "--detach", f"--name={name}", *machine_options(container_engine()), "--shm-size=512m"),
+            *("--publish=127.0.0.1::22", "--publish=127.0.0.1::8000"),
+            *(f"--volume={keys}:{KEYS_IN_CONTAINER}:ro", image, "/sbin/init"),
         )
         machine = cls(name, host_key, keys)
         machine.wait_until_running()

@@ -1,14 +1,16 @@
 """The demo keeps what it made, makes it aside, and shows answers as a table."""
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bootstrap.demo import container, prepare
+from bootstrap.demo import container, prepare, up
 from bootstrap.demo.personas import DIRECTORIES, PERSONAS
 from bootstrap.demo.up import table
+from components.core.errors import UserError
 
 
 class Sandbox:
@@ -132,3 +134,70 @@ def test_the_table_wraps_answers_beside_their_models(monkeypatch: pytest.MonkeyP
         "                                      personal or professional matters.",
         "acme-support-v1  sha256:0123456789ab  Thank you for calling Acme.",
     ]
+
+
+class Demo:
+    """A demo directory and a pulumi that knows these stacks; the program's calls of it are noted."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "a checkout"
+        self.stacks: list[str] = []
+        self.pulumi: list[str] = []
+        self.left_over: bool | UserError = False
+
+    def remove_left_over(self, stack: str, checkout: Path) -> bool:
+        assert (stack, checkout) == ("sandbox", self.root)
+        if isinstance(self.left_over, UserError):
+            raise self.left_over
+        return self.left_over
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
+    made = Demo(tmp_path)
+    monkeypatch.setattr(up, "ROOT", made.root)
+    monkeypatch.setattr(up, "DEMO", made.root / ".lora-pods" / "demo")
+    monkeypatch.setattr(up, "_stacks", lambda: made.stacks)
+    monkeypatch.setattr(up, "_pulumi", lambda *words: made.pulumi.append(" ".join(words)))
+    monkeypatch.setattr(up, "remove_left_over", made.remove_left_over)
+    return made
+
+
+def test_down_destroys_the_stack_and_says_what_stays(demo: Demo, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = demo.root / ".lora-pods" / "demo" / "models" / "weights"
+    weights.parent.mkdir(parents=True)
+    os.truncate(os.open(weights, os.O_CREAT | os.O_WRONLY), 264_000_000)
+    demo.stacks = ["sandbox"]
+    up.down("sandbox")
+    assert demo.pulumi == [
+        "destroy --yes --skip-preview --stack sandbox",
+        "stack rm --yes --preserve-config sandbox",
+    ]
+    assert capsys.readouterr().out == (
+        f"The model and the adapters stay for the next time (264 MB); rm -rf '{demo.root}/.lora-pods' removes them.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("left_over", "told"),
+    [
+        (False, "The demo is not up.\n"),
+        (True, "The demo's state was gone, but its container lora-pods-sandbox was there: it is removed.\n"),
+        (UserError("the container is another's"), "The demo is not up here; the container is another's.\n"),
+    ],
+)
+def test_down_without_a_stack_looks_for_its_container(
+    demo: Demo, capsys: pytest.CaptureFixture[str], left_over: bool | UserError, told: str
+) -> None:
+    demo.left_over = left_over
+    up.down("sandbox")
+    assert capsys.readouterr().out == told
+    assert demo.pulumi == []
+
+
+def test_the_ssh_agent_of_who_runs_the_demo_is_not_dialled(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/gone")
+    monkeypatch.setenv("KEPT", "yes")
+    environment = up._environment()
+    assert "SSH_AUTH_SOCK" not in environment
+    assert environment["KEPT"] == "yes"

@@ -27,6 +27,8 @@ PULUMI_VERSION = re.findall(
 # Each fake writes down its name and arguments.
 RECORD = '#!/bin/sh\necho "${0##*/} $*" >>"$CALLS"\n'
 PYTHON = '#!/bin/sh\n[ "$1" = -c ] && echo 3.11.0 && exit\necho "python $*" >>"$CALLS"\nexit "${PYTHON_EXIT:-0}"\n'
+# Hosts answer, but nothing can be downloaded.
+CURL_HEAD = RECORD + 'case "$*" in *--head*) ;; *) exit 6 ;; esac\n'
 LINTER = RECORD + 'exit "${LINT_EXIT:-0}"\n'
 PULUMI = RECORD + '[ "$1" != version ] || echo "v$PULUMI_SAYS"\n[ "$1" != plugin ]\n'
 BUILD_IMAGES = (
@@ -161,7 +163,8 @@ def test_where_no_download_succeeds_everything_is_built(machine: Machine) -> Non
         f"go -C ROOT/bootstrap/language-python {build} {home}/bin/pulumi-language-python"
         " github.com/pulumi/pulumi/sdk/v3/python/cmd/pulumi-language-python",
         "go -C ROOT/bootstrap/language-python list -m -f {{.Dir}} github.com/pulumi/pulumi/sdk/v3",
-        "pulumi plugin install resource command 1.2.1",
+        "curl -sS --head --connect-timeout 5 --max-time 10 https://api.github.com/",
+        "curl -sS --head --connect-timeout 5 --max-time 10 https://get.pulumi.com/",
         f"go -C ROOT/bootstrap/command-plugin {build} CACHE/{plugin}.aside/pulumi-resource-command .",
     ]
     assert sorted(path.name for path in (machine.cache / f"pulumi-{PULUMI_VERSION}/bin").iterdir()) == [
@@ -200,6 +203,7 @@ def test_a_changed_lock_makes_the_venv_follow(machine: Machine) -> None:
 
 
 def test_a_refused_download_is_tried_again_after_a_day_or_when_told_to(machine: Machine) -> None:
+    machine.fake("curl", CURL_HEAD)
     machine.dev("setup")
     install = "pulumi plugin install resource command 1.2.1"
     assert machine.calls().count(install) == 1
@@ -212,6 +216,43 @@ def test_a_refused_download_is_tried_again_after_a_day_or_when_told_to(machine: 
         os.utime(refusal, (time.time() - hours * 3600,) * 2)
         machine.dev("setup")
         assert machine.calls().count(install) == asked
+
+
+def test_where_no_host_answers_pulumi_is_not_asked_for_the_plugin(machine: Machine) -> None:
+    machine.dev("setup")
+    assert not [call for call in machine.calls() if call.startswith("pulumi plugin")]
+    machine.dev("setup")
+    assert not [call for call in machine.calls() if call.startswith("curl")]
+
+
+def test_a_mirror_for_plugins_is_asked_without_a_probe(machine: Machine) -> None:
+    machine.dev("setup", PULUMI_PLUGIN_DOWNLOAD_URL_OVERRIDES="=https://mirror.example")
+    calls = machine.calls()
+    assert not [call for call in calls if "--head" in call]
+    assert "pulumi plugin install resource command 1.2.1" in calls
+
+
+def test_a_slow_download_is_no_refusal(machine: Machine) -> None:
+    machine.fake("curl", CURL_HEAD)
+    (machine.bin / "timeout").unlink()
+    machine.fake("timeout", RECORD + "exit 124\n")
+    for _ in range(2):
+        result = machine.dev("setup")
+        assert result.returncode == 0, result.stderr
+        asked = [call for call in machine.calls() if "plugin install" in call]
+        assert [call.split()[:4] for call in asked] == [["timeout", "-k", "5", "300"]]
+        assert "the download took more than 300 s; it is tried again the next time\n" in result.stderr
+        assert result.stderr.splitlines()[-2].startswith("command plugin: this repository's stand-in")
+    assert not (machine.cache / "refused/command-plugin").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("exit 3", 3), ("sleep 9", 124), ("trap '' TERM; sleep 0.1; kill -9 $$", 124)]
+)
+def test_a_limit_says_when_it_was_the_time(command: str, status: int) -> None:
+    script = '. bootstrap/lib.sh; with_limit 0.5 sh -c "$0" && echo 0 || echo $?'
+    result = subprocess.run(["bash", "-c", script, command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == f"{status}\n"
 
 
 def test_what_the_machine_has_is_used(machine: Machine) -> None:
@@ -231,6 +272,13 @@ def test_a_pulumi_that_is_too_old_is_passed_over(machine: Machine) -> None:
     assert f"pulumi: {PULUMI_VERSION}, in this project's cache (built from Go modules)\n" in result.stderr
 
 
+def test_a_pulumi_without_its_python_host_is_passed_over(machine: Machine) -> None:
+    machine.fake("pulumi", PULUMI)
+    result = machine.dev("env", PULUMI_SAYS="3.999.0")
+    assert result.returncode == 0, result.stderr
+    assert f":{machine.cache}/pulumi-{PULUMI_VERSION}/bin:" in result.stdout
+
+
 def test_versions_are_compared_by_number() -> None:
     pairs = ["3.237.0 3.237.0", "3.1000.0 3.237.0", "4 3.237.0", "3.99.9 3.237.0", "2.999.0 3.237.0", "0 0.7.0"]
     script = '. bootstrap/lib.sh; while read -r a b; do version_ge "$a" "$b" && echo yes || echo no; done'
@@ -246,8 +294,16 @@ def test_the_printed_environment_finds_itself_again(machine: Machine) -> None:
     path = f"{machine.root}/.venv/bin:{machine.cache}/pulumi-{PULUMI_VERSION}/bin:{plugin}:{machine.bin}"
     assert first.stdout == (
         f"export PATH={path}\nexport PULUMI_SKIP_UPDATE_CHECK=1\nexport PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION=1\n"
+        "# The stand-in for the command plugin is in use, so pulumi downloads no plugins in this shell, "
+        "for any project. To undo that: unset PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION\n"
     )
     assert machine.dev("env", PATH=path).stdout == first.stdout
+    for evaluate in ('eval "$0"', "eval $0"):
+        script = f'{evaluate}; echo "$PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION $PATH"'
+        result = subprocess.run(
+            ["bash", "-c", script, first.stdout], env={"PATH": "/bin"}, capture_output=True, text=True, check=True
+        )
+        assert (result.stdout, result.stderr) == (f"1 {path}\n", "")
 
 
 def test_a_build_that_fails_ends_with_its_reason(machine: Machine) -> None:
@@ -303,6 +359,33 @@ def test_demo_makes_tools_and_image_and_hands_over(machine: Machine) -> None:
     calls = machine.calls()
     assert "build.sh sandbox" in calls
     assert calls[-1] == "python -m bootstrap.demo up --keep"
+
+
+def test_the_container_engine_is_told_once(machine: Machine) -> None:
+    assert machine.dev("demo").stderr.count("containers: podman\n") == 1
+
+
+def test_setup_does_without_containers_and_says_so(machine: Machine) -> None:
+    (machine.bin / "podman").unlink()
+    result = machine.dev("setup")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.splitlines()[0] == (
+        "containers: neither podman nor a running docker was found; sandbox pods, `./dev demo` and the tests need one"
+    )
+    assert result.stderr.splitlines()[-1] == "setup: done"
+    assert not [call for call in machine.calls() if call.startswith(("sudo", "apt-get"))]
+
+
+@pytest.mark.parametrize("verb", ["demo", "image", "test"])
+def test_what_needs_containers_installs_podman(machine: Machine, verb: str) -> None:
+    for name in ("strace", "sshd"):
+        machine.fake(name, "#!/bin/sh\n")
+    (machine.bin / "podman").unlink()
+    (machine.bin / "id").unlink()
+    machine.fake("id", "#!/bin/sh\necho 0\n")
+    result = machine.dev(verb)
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "error: apt could not install: podman")
+    assert "apt-get install -y -q podman" in machine.calls()
 
 
 def test_test_makes_every_image_and_runs_every_test(machine: Machine) -> None:

@@ -1,0 +1,273 @@
+"""The sandbox's container, made and kept by a container engine that only remembers what it was told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.core.errors import UserError
+from components.pods import sandbox
+from components.pods.sandbox import SandboxContainerProvider, machine_options, remove_left_over
+
+NAME = "lora-pods-acme"
+
+
+class Engine:
+    """Stands for podman: containers are what `run` was told, and every start gives other ports, as docker's do."""
+
+    def __init__(self) -> None:
+        self.containers: dict[str, dict[str, Any]] = {}
+        self.made = self.starts = 0
+        self.down = self.port_taken = False
+
+    def __call__(self, command: Sequence[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        assert command[0] == "/usr/bin/podman"
+        words = [word for word in command[1:] if word not in ("--runtime", "runc")]
+        if self.down:
+            return subprocess.CompletedProcess(words, 125, "", "Cannot connect to the daemon\n")
+        verb, last = words[0], words[-1]
+        if verb == "run":
+            return self._run(words)
+        if verb == "image":
+            return subprocess.CompletedProcess(words, 0, "", "")
+        found = self.containers.get(last) or next((c for c in self.containers.values() if c["Id"] == last), None)
+        if found is None:
+            return subprocess.CompletedProcess(words, 125, "", f"Error: inspecting object: no such container {last}\n")
+        if verb == "start":
+            if self.port_taken:
+                return subprocess.CompletedProcess(words, 125, "", "Error: cannot listen: address already in use\n")
+            self.start(found)
+        elif verb == "rm":
+            del self.containers[found["Name"]]
+        return subprocess.CompletedProcess(words, 0, json.dumps([found]), "")
+
+    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        options = [word.split("=", 1) for word in words if word.startswith("--") and "=" in word]
+        name = next(value for option, value in options if option == "--name")
+        assert name not in self.containers
+        self.made += 1
+        labels = dict(value.split("=", 1) for option, value in options if option == "--label")
+        ports = [value.split(":")[-1] for option, value in options if option == "--publish"]
+        self.containers[name] = {"Id": f"id-{self.made}", "Name": name, "Config": {"Labels": labels}, "ports": ports}
+        self.start(self.containers[name])
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    def start(self, container: dict[str, Any]) -> None:
+        self.starts += 1
+        container["State"] = {"Running": True, "StartedAt": f"start {self.starts}"}
+        container["NetworkSettings"] = {
+            "Ports": {f"{port}/tcp": [{"HostPort": f"{self.starts}{port}"}] for port in container["ports"]}
+        }
+
+    def stop(self, name: str) -> None:
+        self.containers[name]["State"]["Running"] = False
+        self.containers[name]["NetworkSettings"] = {"Ports": {}}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    made = Engine()
+    monkeypatch.setattr(subprocess, "run", made)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.delenv("LORA_PODS_CONTAINER_ENGINE", raising=False)
+    return made
+
+
+@pytest.fixture
+def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Goes to the project of a checkout, made where it is missing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def enter(name: str) -> Path:
+        root = tmp_path / name
+        (root / "stacks").mkdir(parents=True, exist_ok=True)
+        (root / "models").mkdir(exist_ok=True)
+        (root / "Pulumi.yaml").write_text("name: lora-pods\nruntime: python\nstackConfigDir: stacks\n")
+        monkeypatch.chdir(root)
+        return root
+
+    return enter
+
+
+PROPS = {
+    "name": NAME,
+    "image": "localhost/some-image",
+    "volumes": {"/models": "../models"},
+    "shmMiB": 256,
+    "enginePort": 8000,
+    "hostKey": "ssh-ed25519 AAAA",
+    "started": None,
+    "ssh_port": None,
+    "endpoint_port": None,
+}
+PROVIDER = SandboxContainerProvider()
+
+
+def test_a_container_that_runs_as_described_is_left_alone(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    assert {**made.outs, **PROPS} == {**PROPS}
+    assert (made.outs["started"], made.outs["ssh_port"], made.outs["endpoint_port"]) == ("start 1", 122, 18000)
+    difference = PROVIDER.diff(made.id, made.outs, PROPS)
+    assert (difference.changes, difference.replaces) == (False, [])
+
+
+def test_a_container_of_another_checkout_is_refused_and_left_alone(
+    engine: Engine, enter: Callable[[str], Path]
+) -> None:
+    one = enter("one")
+    first = PROVIDER.create(PROPS)
+    enter("two")
+    with pytest.raises(UserError) as refused:
+        PROVIDER.create(PROPS)
+    assert str(refused.value) == (
+        f"the container {NAME} belongs to another checkout, {one}/stacks: "
+        "run `./dev down` or `pulumi destroy` there, or use another stack name"
+    )
+    # Nor does a stack that had a container of that name take it over, or take it away.
+    assert first.outs is not None
+    with pytest.raises(UserError, match="belongs to another checkout"):
+        PROVIDER.update("id-of-mine", first.outs, PROPS)
+    PROVIDER.delete("id-of-mine", PROPS)
+    with pytest.raises(UserError, match="belongs to another checkout"):
+        remove_left_over("acme", Path.cwd())
+    assert engine.containers[NAME]["Id"] == first.id
+    # The way out is told to who can go there no more.
+    shutil.rmtree(one)
+    with pytest.raises(UserError, match=r"one/stacks, which is gone: remove it \(`podman rm --force --volumes lora-po"):
+        PROVIDER.create(PROPS)
+
+
+def test_a_container_that_no_checkout_made_is_refused(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    engine(["/usr/bin/podman", "run", f"--name={NAME}", "busybox"])
+    with pytest.raises(UserError, match="was not made by any checkout of this project: remove it"):
+        PROVIDER.create(PROPS)
+
+
+def test_a_container_that_an_interrupted_run_left_is_taken_up(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    left = PROVIDER.create(PROPS)
+    assert PROVIDER.create(PROPS).id == left.id
+    assert PROVIDER.create({**PROPS, "shmMiB": 512}).id != left.id
+    assert list(engine.containers) == [NAME]
+
+
+def test_the_label_knows_where_the_volumes_lie_and_the_state_does_not(
+    engine: Engine, enter: Callable[[str], Path], tmp_path: Path
+) -> None:
+    one = enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    assert str(tmp_path) not in json.dumps(made.outs)
+    # The checkout moved: what the container mounts is there no more.
+    one.rename(tmp_path / "two")
+    enter("two")
+    difference = PROVIDER.diff(made.id, made.outs, PROPS)
+    assert difference.replaces == ["container"]
+    # It is this stack's still, by its id.
+    PROVIDER.delete(made.id, made.outs)
+    assert engine.containers == {}
+
+
+def test_deleting_what_is_gone_already(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    PROVIDER.delete("id-1", PROPS)
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        pytest.param(lambda engine: engine.stop(NAME), id="stopped"),
+        pytest.param(lambda engine: engine.start(engine.containers[NAME]), id="restarted"),
+        pytest.param(
+            lambda engine: engine.containers[NAME]["NetworkSettings"]["Ports"].update({"22/tcp": [{"HostPort": "9"}]}),
+            id="another port for SSH",
+        ),
+        pytest.param(
+            lambda engine: engine.containers[NAME]["NetworkSettings"]["Ports"].update({"8000/tcp": None}),
+            id="no port for the engine",
+        ),
+    ],
+)
+def test_what_happened_without_pulumi_is_an_update(
+    engine: Engine, enter: Callable[[str], Path], meanwhile: Callable[[Engine], object]
+) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    meanwhile(engine)
+    difference = PROVIDER.diff(made.id, made.outs, PROPS)
+    assert (difference.changes, difference.replaces) == (True, [])
+
+
+def test_an_update_tells_the_new_ports(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    engine.stop(NAME)
+    updated = PROVIDER.update(made.id, made.outs, PROPS)
+    assert updated.outs is not None
+    assert (updated.outs["started"], updated.outs["ssh_port"], updated.outs["endpoint_port"]) == ("start 2", 222, 28000)
+    assert engine.containers[NAME]["Id"] == made.id
+
+
+def test_a_container_that_cannot_be_started_again(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    engine.stop(NAME)
+    engine.port_taken = True
+    with pytest.raises(UserError) as failed:
+        PROVIDER.update(made.id, made.outs, PROPS)
+    assert str(failed.value) == (
+        "podman start failed: Error: cannot listen: address already in use: if it stays so, "
+        f"remove it (`podman rm --force --volumes {NAME}`), and `pulumi up` makes another"
+    )
+    assert engine.containers[NAME]["Id"] == made.id
+
+
+def test_an_engine_that_does_not_answer_is_not_a_container_that_is_gone(
+    engine: Engine, enter: Callable[[str], Path]
+) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    engine.down = True
+    sentence = f"podman cannot say whether {NAME} is there: Cannot connect to the daemon"
+    with pytest.raises(UserError, match=sentence):
+        PROVIDER.diff(made.id, made.outs, PROPS)
+    with pytest.raises(UserError, match=sentence):
+        PROVIDER.delete(made.id, made.outs)
+
+
+def test_a_left_over_of_this_checkout_is_removed(engine: Engine, enter: Callable[[str], Path]) -> None:
+    one = enter("one")
+    assert not remove_left_over("acme", one)
+    PROVIDER.create(PROPS)
+    assert remove_left_over("acme", one)
+    assert engine.containers == {}
+
+
+def test_what_systemd_needs_of_each_engine() -> None:
+    limits = ["--cap-add=SYS_ADMIN", *sandbox._LIMITS]
+    assert machine_options(["/usr/bin/podman", "--runtime", "runc"]) == [
+        "--systemd=always",
+        "--security-opt=label=disable",
+        *limits,
+    ]
+    assert machine_options(["/opt/podman-desktop/bin/docker"]) == [
+        "--cgroupns=host",
+        "--volume=/sys/fs/cgroup:/sys/fs/cgroup:rw",
+        "--tmpfs=/run",
+        "--tmpfs=/run/lock",
+        "--security-opt=apparmor=unconfined",
+        *limits,
+    ]
