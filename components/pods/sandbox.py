@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,12 +226,26 @@ def _run_arguments(engine: Sequence[str], props: Mapping[str, Any]) -> list[str]
         f"--label={_CHECKOUT_LABEL}={stack_directory().resolve()}",
         *machine_options(engine),
         f"--shm-size={int(props['shmMiB'])}m",
-        "--publish=127.0.0.1::22",
-        f"--publish=127.0.0.1::{int(props['enginePort'])}",
+        f"--publish=127.0.0.1:{free_port()}:22",
+        f"--publish=127.0.0.1:{free_port()}:{int(props['enginePort'])}",
         *(f"--volume={outside}:{inside}:ro" for inside, outside in sorted(volumes.items())),
         image,
         "/sbin/init",
     ]
+
+
+def free_port() -> int:
+    """A port of this machine's loopback for a container to keep while it is stopped.
+
+    Below the range that connections take theirs from (Linux: 32768 and up), where a stopped container's port was seen
+    to be taken by one.
+    """
+    for _ in range(100):
+        port = random.randrange(20000, 32768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError("no port between 20000 and 32767 is free on this machine's loopback")
 
 
 def machine_options(engine: Sequence[str]) -> list[str]:

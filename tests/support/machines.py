@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.pods.sandbox import KEYS_IN_CONTAINER, machine_options
+from components.pods.sandbox import KEYS_IN_CONTAINER, free_port, machine_options
 from components.pods.sandbox import container_engine as container_engine
 
 STANDIN_IMAGE = "localhost/lora-pods-standin"
@@ -48,7 +48,7 @@ class Machine:
         (keys / "authorized_keys").write_text(authorized + "\n")
         call(
             *("run", "--detach", f"--name={name}", *machine_options(container_engine()), "--shm-size=512m"),
-            *("--publish=127.0.0.1::22", "--publish=127.0.0.1::8000"),
+            *(f"--publish=127.0.0.1:{free_port()}:22", f"--publish=127.0.0.1:{free_port()}:8000"),
             *(f"--volume={keys}:{KEYS_IN_CONTAINER}:ro", image, "/sbin/init"),
         )
         machine = cls(name, host_key, keys)
