@@ -120,7 +120,17 @@ def boot_command(
 
 def result(command: remote.Command) -> pulumi.Output[dict[str, Any]]:
     """The JSON line that podctl answered with. podctl never prints a secret, also where it was told one."""
-    return pulumi.Output.unsecret(command.stdout).apply(lambda line: json.loads(line))
+
+    def parsed(line: str) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise pulumi.RunError("podctl's answer is no JSON object: does a .bashrc or a forced command print there?")
+        return found
+
+    return pulumi.Output.unsecret(command.stdout).apply(parsed)
 
 
 def _command(

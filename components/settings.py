@@ -29,7 +29,15 @@ MODEL_ID_LENGTH = 96
 SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
 SANDBOX_PYTHON = "/opt/vllm/bin/python"
 SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
+KEYS = ("pods", "models", *SECRETS)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _bearer(value: str) -> str:
+    # vLLM compares the header's bytes as latin-1 decoded it: a key with other characters is refused for ever.
+    if not value.isascii():
+        raise UserError("holds a character that is not ASCII, which an Authorization header cannot carry")
+    return _one_line(value)
 
 
 def _user_errors_as_faults(check: Callable[[str], str]) -> Callable[[str], str]:
@@ -199,7 +207,10 @@ class Settings(BaseModel):
 
     def resolve(self, path: str) -> Path:
         """A path of the stack file as one of this machine."""
-        return self.directory / Path(path).expanduser()
+        try:
+            return self.directory / Path(path).expanduser()
+        except RuntimeError:  # the home of a user there is none of
+            return self.directory / path
 
 
 class RawConfig(Protocol):
@@ -238,8 +249,8 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     if not pods and not faults:
         faults.append("pods: at least one is needed (a base model and the machine that serves it)")
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
-    api_key = _secret(config.get("apiKey"), "apiKey", _one_line, faults)
-    hf_token = _secret(config.get("hfToken"), "hfToken", _one_line, faults)
+    api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
+    hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
     faults += _pod_faults(pods, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
     faults += _model_faults(models, _bases(config.get("pods")))
     settings = Settings(
@@ -266,6 +277,9 @@ def secrecy_faults(config: RawConfig) -> list[str]:
                 f"{key}: holds a `secure:` value, which would make all of it unreadable in previews; secrets have "
                 f"their own keys: {', '.join(SECRETS)}"
             )
+    given = {key.partition(":")[2] for key in pulumi.runtime.config.get_config_env() if key.startswith(f"{PROJECT}:")}
+    for key in sorted(given - set(KEYS)):
+        faults.append(f"{printable(key)}: unknown key; known here: {', '.join(KEYS)}")
     for key in SECRETS:
         encrypted = pulumi.runtime.is_config_secret(f"{PROJECT}:{key}")
         if encrypted and not config.get(key):

@@ -17,7 +17,6 @@ from typing import Any
 import asyncssh
 
 from components.core.errors import UserError, printable
-from components.core.naming import POD_ROOT
 
 # AES-GCM is what two CPUs with AES instructions encrypt fastest: 107-147 MB/s against 45-87 for the default
 # chacha20 on the two cores this was measured on.
@@ -90,31 +89,38 @@ class PodSession:
                 f"{self._address} closed the connection while podctl ran; run pulumi up again, it goes on from there"
             )
             raise UserError(reason)
-        answer = json.loads(output)
-        if not isinstance(answer, dict):
-            raise UserError(f"podctl on {self._address} answered with something other than a JSON object")
+        answer = _object(output.decode("utf-8", "replace"))
+        if not answer:
+            raise UserError(
+                f"podctl on {self._address} answered with something other than a JSON object: does a .bashrc or "
+                "a forced command print there?"
+            )
         return answer
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a pod says of itself: the host key that a Go client is shown, /etc/machine-id, whether it has podctl."""
+    """What a pod says of itself: the host key that a Go client is shown, /etc/machine-id, and what `question` answers.
+
+    The answer is empty where the pod has nothing that could.
+    """
 
     plugin_host_key: str
     machine_id: str
-    prepared: bool
+    answer: Mapping[str, Any]
 
 
-_GREETING = f"cat /etc/machine-id; [ -d {POD_ROOT}/bin ] && echo prepared; cat /etc/ssh/ssh_host_*_key.pub"
-
-
-async def greet(address: Address, private_key: str) -> Greeting:
+async def greet(address: Address, private_key: str, question: str = "true") -> Greeting:
     """Log in, seeing the pinned host key. It vouches for the one of another kind that a Go client is shown.
+
+    `question` is a shell line that prints a JSON object.
 
     Raises UserError where the pod cannot be reached, shows another key, refuses ours, or has a key nothing vouches for.
     """
     async with open_session(address, private_key) as session:
-        machine_id, *lines = (await session.run(f"{_GREETING} 2>/dev/null")).splitlines() or [""]
+        machine_id = (await session.run("cat /etc/machine-id")).strip()
+        listed = await session.run("cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null")
+        answered = (await session.run(question)).strip()
     try:
         offered = await asyncssh.get_server_host_key(
             address.address, address.port, server_host_key_algs=list(GO_HOST_KEY_ORDER), config=None
@@ -122,12 +128,20 @@ async def greet(address: Address, private_key: str) -> Greeting:
     except (OSError, asyncssh.Error) as error:
         raise UserError(f"{address} let us in and then answered no more ({printable(error)}): run this again") from None
     shown = offered.export_public_key().decode().split()[:2] if offered else []
-    if shown != address.host_key.split() and shown not in [line.split()[:2] for line in lines]:
+    if shown != address.host_key.split() and shown not in [line.split()[:2] for line in listed.splitlines()]:
         raise UserError(
             f"{address} has another host key beside the pinned one, {printable(shown[0] if shown else 'unknown')}, "
             "which the command plugin would be shown and which is not in its /etc/ssh: pin that one instead"
         )
-    return Greeting(" ".join(shown), machine_id, "prepared" in lines)
+    return Greeting(" ".join(shown), machine_id, _object(answered))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 async def _read_all(process: asyncssh.SSHClientProcess[bytes]) -> tuple[bytes, bytes]:

@@ -63,7 +63,7 @@ def normalise_host_key(text: str) -> str:
     Raises UserError if there is none in it, or more than one.
     """
     found = re.findall(
-        r"(?:^|[\s,])((?:ssh|ecdsa|sk)-[\w@.-]+) ([A-Za-z0-9+/]+={0,2})(?=\s|$)",
+        r"(?:^|[\s,])((?:ssh-ed25519|ssh-rsa|ecdsa-sha2-|sk-)[\w@.-]*) ([A-Za-z0-9+/]+={0,2})(?=\s|$)",
         text.strip(),
         flags=re.MULTILINE,
     )
@@ -77,9 +77,22 @@ def normalise_host_key(text: str) -> str:
         raw = base64.b64decode(blob, validate=True)
     except (binascii.Error, ValueError):
         raise UserError("the host key's second word is not base64: was it cut off?") from None
-    if raw[4 : 4 + int.from_bytes(raw[:4], "big")] != kind.encode():
-        raise UserError(f"the host key says {kind} but its bytes are of another kind: was it cut off?")
+    fields = _fields(raw)
+    if len(fields) < 2 or fields[0] != kind.encode():
+        raise UserError(f"the host key says {kind}, and its bytes are not such a key: was it cut off?")
     return f"{kind} {blob}"
+
+
+def _fields(raw: bytes) -> list[bytes]:
+    """The length-prefixed strings that a public key blob is made of (RFC 4251, section 5); none if they do not fit."""
+    fields, position = [], 0
+    while position < len(raw):
+        end = position + 4 + int.from_bytes(raw[position : position + 4], "big")
+        if end > len(raw):
+            return []
+        fields.append(raw[position + 4 : end])
+        position = end
+    return fields
 
 
 def fingerprint(host_key: str) -> str:

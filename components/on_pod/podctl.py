@@ -101,6 +101,15 @@ def say(line: str, limit: int = 480) -> None:
         sys.stderr.flush()
 
 
+def deserted() -> bool:
+    """Whether whoever started this has gone away: sshd closes its end of stderr when a connection is over."""
+    import select
+
+    poll = select.poll()
+    poll.register(2, 0)
+    return bool(poll.poll(0))
+
+
 def human(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
@@ -1217,8 +1226,12 @@ def unready(document: Document, key: Optional[str]) -> str:
     return ""
 
 
-def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> str:
-    """Waits until the engine is ready. -> "", or why it is not and will not be."""
+def await_ready(store: Store, engine: str, document: Document, trial: Trial, attended: bool = False) -> str:
+    """Waits until the engine is ready. -> "", or why it is not and will not be.
+
+    An `attended` trial is over when nobody waits for it any more: Pulumi forgets an activation that it did not see
+    the end of, so what served before has to be what serves after.
+    """
     unit, redact = unit_name(engine), redactor(store, engine)
     key = read_secrets(store, engine).get("VLLM_API_KEY")
     limit = number(document, "ready.timeoutSeconds")
@@ -1238,6 +1251,8 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial) -> 
             return "the engine ended (%s)" % (state.result or state.active)
         if state.invocation != trial.state.invocation:
             return "the unit was started again by somebody else"
+        if attended and deserted():
+            return "the run that wanted it was interrupted"
         if not fault and state.active == "active":
             return ""
         now = time.monotonic()
@@ -1395,7 +1410,7 @@ def verb_activate(store: Store, document: Document) -> Document:
                 say("stopping %s, which has this port in this stack" % unit_name(other))
                 systemctl_job("disable", "--now", unit_name(other))
             trial = install(store, engine, trial_of)
-        fault = await_ready(store, engine, document, trial)
+        fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
             raise go_back(store, engine, good, trial_of, trial, fault, rivals)
         write_file(os.path.join(trial_of.path, "proven"), b"")
@@ -1420,6 +1435,27 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
     in_force = (read_file(store.unit_file(engine)), read_file(secrets_file(store, engine)))
     wanted = (text.encode("utf-8"), secrets_bytes(store, engine, revision))
     return tried[-1] if same and in_force == wanted else None
+
+
+def verb_intact(store: Store, options: Any) -> Document:
+    """Whether an engine is as its last activation left it. -> {"fault": "" or what is not so}."""
+    engine = name_of(options.engine, "engine")
+    tried = generations(store, engine)
+    if not tried or not tried[-1].proven:
+        return {"fault": "its last activation did not end well"}
+    last = tried[-1]
+    if read_file(store.unit_file(engine)) != last.text.encode("utf-8"):
+        return {"fault": "its unit is gone or was edited"}
+    for hexdigest in sorted(set(BLOB_PATH.findall(last.text))):
+        if not store.has_blob(hexdigest):
+            return {"fault": "the blob sha256:%s is gone" % hexdigest}
+    if read_file(secrets_file(store, engine)) != secrets_bytes(store, engine, last.document["secretsRevision"]):
+        return {"fault": "its secrets are gone or were edited"}
+    state = unit_state(unit_name(engine))
+    enabled = systemctl("is-enabled", unit_name(engine)).out.strip()
+    if state.active != "active" or enabled != "enabled":
+        return {"fault": "its unit is %s and %s" % (state, enabled or "not known to systemd")}
+    return {"fault": ""}
 
 
 def drop_old_secrets(store: Store, engine: str) -> None:
@@ -1806,6 +1842,7 @@ OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
     "gc": verb_gc,
     "unsecret": verb_unsecret,
     "deactivate": verb_deactivate,
+    "intact": verb_intact,
     "remove": verb_remove,
     "verify": verb_verify,
 }
@@ -1830,7 +1867,7 @@ def parse(argv: Sequence[str]) -> Any:
         if verb == "unplace":
             sub.add_argument("--stack", required=True)
             sub.add_argument("--base", required=True)
-        if verb in ("unsecret", "deactivate"):
+        if verb in ("unsecret", "deactivate", "intact"):
             sub.add_argument("--engine", required=True)
     return parser.parse_args(argv)
 

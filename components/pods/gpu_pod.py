@@ -29,7 +29,8 @@ class GpuPod(pulumi.ComponentResource):
         else:
             assert pod.host is not None, "settings.Pod has exactly one kind"
             self.machine = host.machine(pod.host, pod, settings)
-        reached = ReachedPod(f"{pod.base}-reach", self.machine.connection.described(), self.options(parent=self))
+        key, described = engine_key(stack, pod.base), self.machine.connection.described()
+        reached = ReachedPod(f"{pod.base}-reach", key, described, self.options(parent=self))
         connection = replace(self.machine.connection, plugin_host_key=reached.plugin_host_key)
         identity = pulumi.Output.format("{0} {1}", self.machine.identity, reached.machine)
         self.machine = replace(self.machine, connection=connection, identity=identity)

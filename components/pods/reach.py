@@ -17,12 +17,13 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 from components.core.errors import UserError
 from components.pods.credentials import private_key_text
 from components.provider import Provider
+from components.remote import podctl_line
 
 if TYPE_CHECKING:
     from components.ssh import Greeting
 
 # What a refresh records of a pod that is not as it was left.
-OTHER = "another machine, or an emptied one"
+OTHER = "not as the last activation left it"
 
 
 class ReachedPodProvider(Provider):
@@ -43,8 +44,8 @@ class ReachedPodProvider(Provider):
         except UserError:
             # Not to be reached just now: that says nothing of what is on it.
             return ReadResult(id_, props)
-        known = props["machine"].split()[0] == greeting.machine_id and greeting.prepared
-        found = props["machine"] if known else OTHER
+        same = props["machine"].split()[0] == greeting.machine_id and greeting.answer.get("fault") == ""
+        found = props["machine"] if same else OTHER
         return ReadResult(id_, {**props, "machine": found, "plugin_host_key": greeting.plugin_host_key})
 
     def _reached(self, props: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +59,8 @@ class ReachedPodProvider(Provider):
 
         described = props["connection"]
         key = private_key_text(described["credential"], self.settings())
-        return asyncio.run(greet(Address.of(described), key))
+        question = podctl_line(described["user"], "intact", ["--engine", props["engine"]])
+        return asyncio.run(greet(Address.of(described), key, question))
 
 
 class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
@@ -72,6 +74,8 @@ class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
     machine: pulumi.Output[str]
     plugin_host_key: pulumi.Output[str]
 
-    def __init__(self, name: str, connection: Mapping[str, pulumi.Input[Any]], opts: pulumi.ResourceOptions) -> None:
-        props = {"connection": connection, "machine": None, "plugin_host_key": None}
+    def __init__(
+        self, name: str, engine: str, connection: Mapping[str, pulumi.Input[Any]], opts: pulumi.ResourceOptions
+    ) -> None:
+        props = {"engine": engine, "connection": connection, "machine": None, "plugin_host_key": None}
         super().__init__(ReachedPodProvider(), name, props, opts)

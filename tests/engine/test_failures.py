@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 
 from tests.engine.conftest import BASE, Client, Key, host_pod
 from tests.support.adapters import seeded_adapter
-from tests.support.machines import ROOT, Machine, generate_key
+from tests.support.machines import ROOT, Machine, generate_key, wait_for
 
 pytestmark = pytest.mark.pod
 
@@ -90,3 +91,43 @@ def machine_of(client: Client) -> Machine:
             return int(port)
 
     return Same("", client.pods[0]["host"]["hostKey"], client.adapters)
+
+
+def test_an_interrupted_activation_leaves_what_served_before(deployed: Client, machine: Machine) -> None:
+    """Pulumi forgets an activation that it did not see the end of, so going back is no diff."""
+    before = machine.ask("acme-v1")
+    old = dict(deployed.pods[0]["engine"])
+    deployed.pods[0]["engine"] = {**old, "maxModelLen": 99, "env": {"STANDIN_START_SECONDS": "20"}}
+    deployed.configure()
+    unit = f"/etc/systemd/system/{deployed.unit}"
+
+    with deployed.stack.started("up", "--yes", "--skip-preview") as pulumi:
+        wait_for(lambda: "--max-model-len" in machine.read(unit))
+        pulumi.send_signal(signal.SIGINT)
+        pulumi.wait(timeout=60)
+
+    wait_for(lambda: "--max-model-len" not in machine.read(unit))
+    deployed.pods[0]["engine"] = old
+    assert deployed.up().changes == {}
+    health = ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:8000/health")
+    wait_for(lambda: machine.run(*health, check=False) == "200")
+    assert machine.ask("acme-v1") == before
+
+
+def test_a_refresh_mends_a_pod_that_was_tampered_with(deployed: Client, machine: Machine) -> None:
+    unit = deployed.unit
+    served = machine.ask("acme-v1")
+    blob = machine.run("ls", f"{ROOT}/blobs/sha256").split()[0]
+    for harm in (
+        ("systemctl", "disable", "--now", unit),
+        ("sed", "-i", "s/^Restart=.*/Restart=no/", f"/etc/systemd/system/{unit}"),
+        ("rm", "-rf", f"{ROOT}/blobs/sha256/{blob}"),
+    ):
+        machine.run(*harm)
+        assert deployed.stack.up("--refresh").changes[f"ReachedPod {BASE}-reach"] == "update", harm
+        assert machine.ask("acme-v1") == served
+        assert machine.show(unit, "UnitFileState", "ActiveState") == {
+            "UnitFileState": "enabled",
+            "ActiveState": "active",
+        }
+    assert deployed.stack.up("--refresh", "--expect-no-changes").changes == {}

@@ -6,7 +6,7 @@ import json
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,13 @@ def generate_key(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
     return " ".join(path.with_name(path.name + ".pub").read_text().split()[:2])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it does not happen"
+        time.sleep(0.2)
 
 
 @dataclass

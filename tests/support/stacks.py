@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,24 @@ class Stack:
         if done.returncode != 0:
             raise AssertionError(f"pulumi {' '.join(words)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
+
+    @contextmanager
+    def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Pulumi at work, to be interrupted; it is gone when the block ends."""
+        process = subprocess.Popen(
+            ["pulumi", *words, "--stack", self.name, "--non-interactive"],
+            cwd=self.checkout.root,
+            env=self.checkout.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     def traced(self, calls: str, *words: str) -> str:
         """Run pulumi; return the system calls `calls` (strace's expression) of it and of all that it starts."""

@@ -57,6 +57,8 @@ class FakeSystemd:
         unit = self.units.setdefault(name, FakeUnit()) if name else FakeUnit()
         if verb == "show":
             return self._show(unit)
+        if verb == "is-enabled":
+            return Ran(0, "enabled\n", "") if unit.enabled else Ran(1, "disabled\n", "")
         self.calls.append(" ".join([verb, *rest]))
         if verb == "enable":
             unit.enabled = True

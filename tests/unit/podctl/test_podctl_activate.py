@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -420,7 +422,7 @@ def test_a_run_killed_before_the_proof_is_made_good_by_the_next(
 ) -> None:
     engine.activate("m1")
 
-    def killed(*_: object) -> str:
+    def killed(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -443,7 +445,7 @@ def test_what_a_killed_run_started_is_never_gone_back_to(
     engine.activate("m1")
     good = (pod.units / UNIT).read_text()
 
-    def killed(*_: object) -> str:
+    def killed(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -720,7 +722,7 @@ def test_an_engine_that_pulumi_does_not_know_goes_with_its_secrets(
     """
     set_secrets(pod, VLLM_API_KEY="sk")
 
-    def killed(*_: object) -> str:
+    def killed(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -908,3 +910,56 @@ def test_an_engine_that_does_not_stop_is_not_forgotten(engine: Engine, pod: PodD
     assert (answer.status, answer.lines) == (1, [f"{UNIT} does not stop: it is active (running)"])
     assert (pod.units / UNIT).exists()
     assert generations(pod) == {1: True}
+
+
+def test_a_trial_that_nobody_waits_for_any_more_is_over(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulumi does not record an activation whose end it did not see: what it knows is what served before."""
+    engine.activate("m1")
+    good = (pod.units / UNIT).read_text()
+    monkeypatch.setattr(podctl, "deserted", lambda: True)
+
+    answer = engine.activate("m1", "m2")
+
+    assert answer.status == 1
+    said = "\n".join(answer.lines)
+    assert "the run that wanted it was interrupted" in said
+    assert "the unit from before serves again" in said
+    assert (pod.units / UNIT).read_text() == good
+    assert generations(pod) == {1: True}
+
+
+def test_sshd_that_closed_its_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    stderr = os.dup(2)
+    try:
+        os.dup2(ours.fileno(), 2)
+        assert not podctl.deserted()
+        theirs.close()
+        assert podctl.deserted()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        ours.close()
+
+
+def test_an_engine_is_intact_until_something_is_taken_from_it(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
+) -> None:
+    def fault() -> str:
+        answer = pod.run("intact", "--engine", ENGINE)
+        return str(answer.result["fault"])
+
+    assert fault() == "its last activation did not end well"
+    engine.activate("m1")
+    assert fault() == ""
+    unit = pod.units / UNIT
+    kept = unit.read_text()
+    unit.write_text(kept + "# edited")
+    assert fault() == "its unit is gone or was edited"
+    unit.write_text(kept)
+    systemd.run("systemctl", "--no-pager", "disable", "--now", UNIT)
+    assert fault() == "its unit is inactive (dead) and disabled"
+    unit.unlink()
+    assert fault() == "its unit is gone or was edited"
