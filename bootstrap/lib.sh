@@ -59,12 +59,15 @@ logged() {
 
 # locked NAME COMMAND…: one ./dev at a time does this; a lock whose owner is gone is taken over.
 locked() {
-  local lock="$CACHE/locks/$1" owner told="" status=0
+  local lock="$CACHE/locks/$1" owner told="" status=0 nameless=0
   shift
   mkdir -p "$CACHE/locks"
   until mkdir "$lock" 2>/dev/null; do
     owner="$(cat "$lock/pid" 2>/dev/null || true)"
-    if [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; then
+    [ -d "$lock" ] || die "cannot write to $CACHE/locks"
+    # Its owner writes its number at once, so one without a number was left by a run that was killed right then.
+    [ -n "$owner" ] || nameless=$((nameless + 1))
+    if { [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; } || [ "$nameless" -gt 3 ]; then
       rm -rf "$lock"
       continue
     fi

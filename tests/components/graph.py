@@ -57,5 +57,8 @@ def register(config: Any, stack: str = "acme") -> tuple[list[Registered], dict[s
 
         return pulumi.Output.from_input(deployment.engines).apply(keep)
 
-    pulumi.runtime.test(run)()  # type: ignore[no-untyped-call]
+    try:
+        pulumi.runtime.test(run)()  # type: ignore[no-untyped-call]
+    finally:
+        pulumi.runtime.set_all_config({}, [])
     return sorted(recorder.registered, key=lambda item: (item.type, item.name)), exported
