@@ -64,7 +64,7 @@ locked() {
   mkdir -p "$CACHE/locks"
   until mkdir "$lock" 2>/dev/null; do
     owner="$(cat "$lock/pid" 2>/dev/null || true)"
-    [ -d "$lock" ] || die "cannot write to $CACHE/locks"
+    [ -w "$CACHE/locks" ] || die "cannot write to $CACHE/locks"
     # Its owner writes its number at once, so one without a number was left by a run that was killed right then.
     [ -n "$owner" ] || nameless=$((nameless + 1))
     if { [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; } || [ "$nameless" -gt 3 ]; then
