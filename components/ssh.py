@@ -82,13 +82,16 @@ class PodSession:
             process.close()
             said.cancel()
             raise
-        output, complaint = await said
-        await process.wait_closed()
+        lost = (
+            f"the connection to {self._address} was lost while podctl ran: run pulumi up again, it goes on from there"
+        )
+        try:
+            output, complaint = await said
+            await process.wait_closed()
+        except (asyncssh.Error, OSError):
+            raise UserError(lost) from None
         if process.exit_status != 0:
-            reason = printable_lines(complaint) or (
-                f"{self._address} closed the connection while podctl ran; run pulumi up again, it goes on from there"
-            )
-            raise UserError(reason)
+            raise UserError(printable_lines(complaint) or lost)
         answer = _object(output.decode("utf-8", "replace"))
         if not answer:
             raise UserError(

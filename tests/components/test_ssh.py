@@ -160,3 +160,17 @@ def test_a_key_that_only_looks_like_one() -> None:
                 pass
 
     asyncio.run(run())
+
+
+def test_a_connection_that_is_lost_on_the_way_is_told_and_not_hung_on() -> None:
+    async def drop(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        await process.stdin.read(1 << 20)
+        process.channel.get_connection().abort()
+
+    async def run() -> None:
+        async with server(drop) as address:
+            with pytest.raises(UserError, match=r"the connection to root@127\.0\.0\.1:.* was lost while podctl ran"):
+                async with open_session(address, text(CLIENT)) as session:
+                    await session.stream("podctl receive-all", (bytes(1 << 20) for _ in range(64)))
+
+    asyncio.run(run())
