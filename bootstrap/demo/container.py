@@ -25,7 +25,7 @@ _ENVIRONMENT = {
 
 
 def run_in_sandbox(work: Path, module: str, arguments: Sequence[str]) -> None:
-    """Runs ``python -m module`` in a container without a network. It sees ``work`` as ``/work``, and ``work/models``
+    """Runs ``python -m module`` in a container without a network. It sees ``work`` as ``/made``, and ``work/models``
     as ``/models``, as the pod does: adapters name their base by its path.
 
     Raises subprocess.CalledProcessError when the module fails.
@@ -36,7 +36,7 @@ def run_in_sandbox(work: Path, module: str, arguments: Sequence[str]) -> None:
     command = [*engine, "run", "--rm", "--network", "none", "--security-opt", "label=disable", *limits, *user]
     for name, value in _ENVIRONMENT.items():
         command += ["--env", f"{name}={value}"]
-    command += ["--volume", f"{work}:/work", "--volume", f"{work / 'models'}:/models:ro"]
+    command += ["--volume", f"{work}:/made", "--volume", f"{work / 'models'}:/models:ro"]
     command += ["--volume", f"{ROOT / 'bootstrap'}:/program/bootstrap:ro"]
     command += ["--workdir", "/program", IMAGE, "/opt/vllm/bin/python", "-m", module, *arguments]
     subprocess.run(command, check=True)

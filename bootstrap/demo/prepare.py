@@ -44,7 +44,7 @@ def train(persona: str, directory: Path) -> None:
 
 def _in_work(path: Path) -> str:
     """Where the container sees a path of the demo's directory."""
-    return f"/work/{path.relative_to(DEMO)}"
+    return f"/made/{path.relative_to(DEMO)}"
 
 
 def _aside(target: Path) -> Path:

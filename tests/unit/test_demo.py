@@ -26,8 +26,8 @@ class Sandbox:
         self.modules.append(module)
         for argument in arguments:
             place = argument.rpartition("=")[2]
-            if place.startswith("/work/"):
-                made = work / place.removeprefix("/work/")
+            if place.startswith("/made/"):
+                made = work / place.removeprefix("/made/")
                 made.mkdir(parents=True, exist_ok=True)
                 (made / "weights").write_text(f"{module} {argument.partition('=')[0]}")
                 (made / "weights").chmod(0o600)
@@ -106,7 +106,7 @@ def test_the_container_has_no_network_and_sees_no_more_than_it_needs(
     container.run_in_sandbox(tmp_path, "bootstrap.demo.train", ["/models/smollm2"])
     begin = ["podman", "--runtime", "runc", "run", "--rm", "--network", "none", "--security-opt", "label=disable"]
     volumes = [
-        f"{tmp_path}:/work",
+        f"{tmp_path}:/made",
         f"{tmp_path}/models:/models:ro",
         f"{container.ROOT}/bootstrap:/program/bootstrap:ro",
     ]
