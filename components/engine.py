@@ -101,7 +101,6 @@ def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], ali
             args=engine.args,
             env=engine.env,
             device=pod.device,
-            ready_timeout_seconds=engine.ready_timeout_seconds,
         ),
         blob_path,
     )

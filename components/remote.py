@@ -143,7 +143,9 @@ def _command(
     secret: bool,
     logged: bool,
 ) -> remote.Command:
-    stdin = pulumi.Output.json_dumps(document, sort_keys=True)
+    stdin: pulumi.Output[str] = pulumi.Output.json_dumps(document, sort_keys=True)
+    if secret:
+        stdin = pulumi.Output.secret(stdin)
     return remote.Command(
         name,
         connection=remote.ConnectionArgs(
@@ -157,14 +159,9 @@ def _command(
         ),
         create=text,
         delete=_undo_line(connection.user, *undo),
-        stdin=_secret(stdin) if secret else stdin,
+        stdin=stdin,
         add_previous_output_in_env=False,
         logging=remote.Logging.STDERR if logged else remote.Logging.NONE,
         # Where somebody forces a replacement, the new command must not be undone by the old one's delete.
         opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(delete_before_replace=True)),
     )
-
-
-def _secret(value: pulumi.Output[str]) -> pulumi.Output[str]:
-    marked: pulumi.Output[str] = pulumi.Output.secret(value)
-    return marked

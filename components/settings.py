@@ -244,15 +244,16 @@ def load(config: RawConfig) -> Settings:
 def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     """Like `load`, with the faults returned, so that a caller can add what it finds before it raises them."""
     faults: list[str] = []
-    pods = list(_items(config.get("pods"), "pods", Pod, faults))
-    models = list(_items(config.get("models"), "models", Model, faults))
+    raw_pods = _decoded(config.get("pods"))
+    pods = list(_items(raw_pods, "pods", Pod, faults))
+    models = list(_items(_decoded(config.get("models")), "models", Model, faults))
     if not pods and not faults:
         faults.append("pods: at least one is needed (a base model and the machine that serves it)")
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
     api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
     faults += _pod_faults(pods, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
-    faults += _model_faults(models, _bases(config.get("pods")))
+    faults += _model_faults(models, _bases(raw_pods))
     settings = Settings(
         pods=tuple(pod for _, pod in pods),
         models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
@@ -309,14 +310,18 @@ def stack_directory(start: Path | None = None) -> Path:
 Item = TypeVar("Item", bound=_Part)
 
 
+def _decoded(raw: object) -> object:
+    """A nested value, which Pulumi hands over as JSON text; text that is none stays as it is."""
+    if not isinstance(raw, str):
+        return raw
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw
+
+
 def _items(raw: object, key: str, kind: type[Item], faults: list[str]) -> Iterator[tuple[int, Item]]:
     """Parse each entry on its own, so that one entry's fault hides no other's."""
-    if isinstance(raw, str):
-        try:
-            raw = json.loads(raw)
-        except ValueError:
-            faults.append(f"{key}: must be a list of mappings")
-            return
     if not isinstance(raw, list):
         if raw is not None:
             faults.append(f"{key}: must be a list of mappings")
@@ -414,10 +419,9 @@ def _pod_faults(pods: Sequence[tuple[int, Pod]], has_private_key: bool, has_api_
 
 def _bases(raw: object) -> set[str]:
     """The bases that pods are written for, also by entries with faults: those are told once, not for each model."""
-    entries = json.loads(raw) if isinstance(raw, str) and raw.startswith("[") else raw
-    if not isinstance(entries, list):
+    if not isinstance(raw, list):
         return set()
-    return {str(entry["base"]) for entry in entries if isinstance(entry, dict) and entry.get("base")}
+    return {str(entry["base"]) for entry in raw if isinstance(entry, dict) and entry.get("base")}
 
 
 def _model_faults(models: Sequence[tuple[int, Model]], bases: set[str]) -> Iterator[str]:

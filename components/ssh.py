@@ -113,7 +113,7 @@ class Greeting:
     answer: Mapping[str, Any]
 
 
-async def greet(address: Address, private_key: str, question: str = "true") -> Greeting:
+async def greet(address: Address, private_key: str, question: str) -> Greeting:
     """Log in, seeing the pinned host key. It vouches for the one of another kind that a Go client is shown.
 
     `question` is a shell line that prints a JSON object.

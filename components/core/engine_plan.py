@@ -60,7 +60,6 @@ class EngineOptions:
     args: Mapping[str, Json] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     device: Literal["gpu", "cpu"] = "gpu"
-    ready_timeout_seconds: int = 1800
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class GpuPod(pulumi.ComponentResource):
         self.prepared = boot_command(
             f"{pod.base}-prepare",
             self.machine.connection,
-            {"identity": self.machine.identity, "needs": _needs(pod, stack)},
+            {"identity": self.machine.identity, "needs": _needs(pod, key)},
             undo=("remove", []),
             opts=self.options(parent=self),
         )
@@ -48,12 +48,12 @@ class GpuPod(pulumi.ComponentResource):
         return pulumi.ResourceOptions(parent=parent, depends_on=list(after), deleted_with=self.machine.resource)
 
 
-def _needs(pod: Pod, stack: str) -> dict[str, Any]:
+def _needs(pod: Pod, key: str) -> dict[str, Any]:
     engine = pod.engine
     return {
         "base": pod.base if pod.base.startswith("/") else None,
         "diskGiB": engine.disk_gi_b or 1.0,
-        "engine": engine_key(stack, pod.base),
+        "engine": key,
         "gpu": pod.device == "gpu",
         "python": None if engine.vllm else pod.python,
         # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute

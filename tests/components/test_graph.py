@@ -182,3 +182,14 @@ def test_where_an_engine_is_reached(project: Path, address: str, listen: str, en
     registered, exported = register(stack_file(pods=pods, models=[]))
     assert exported["engines"][BASE]["endpoint"] == endpoint
     assert json.loads(one(registered, f"{BASE}-activate")["stdin"])["ready"]["url"] == probed
+
+
+def test_another_ready_timeout_restarts_nothing(project: Path) -> None:
+    """It is podctl's to wait with: the unit's text, a change of which restarts, has nothing of it."""
+    documents = []
+    for seconds in (600, 3600):
+        pods = [{"base": BASE, "host": HOST, "engine": {**ENGINE, "readyTimeoutSeconds": seconds}}]
+        registered, _ = register(stack_file(pods=pods, models=[]))
+        documents.append(json.loads(one(registered, f"{BASE}-activate")["stdin"]))
+    assert [document["ready"]["timeoutSeconds"] for document in documents] == [600, 3600]
+    assert documents[0]["unit"] == documents[1]["unit"]

@@ -113,6 +113,10 @@ def test_models_of_another_shape(models: Any) -> None:
     assert fault in ("models: must be a list of mappings", "models[0]: must be a mapping")
 
 
+def test_pods_of_another_shape() -> None:
+    assert faults(pods="[a") == ["pods: must be a list of mappings"]
+
+
 def test_no_pods() -> None:
     assert faults() == ["pods: at least one is needed (a base model and the machine that serves it)"]
 

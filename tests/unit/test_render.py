@@ -44,14 +44,6 @@ def test_several_names_have_a_line_each() -> None:
     assert lines[at + 1 : at + 5] == ["    org/base \\", "    a \\", "    b \\", "    --host 127.0.0.1 \\"]
 
 
-def test_what_only_waiting_uses_is_not_in_the_unit() -> None:
-    texts = {
-        render.render_unit(planned(1, EngineOptions(port=8000, ready_timeout_seconds=seconds)), key=KEY)
-        for seconds in (60, 7200)
-    }
-    assert len(texts) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "python", "expected"),
     [
