@@ -3,7 +3,8 @@
 import pulumi
 
 from components.core.errors import UserError
-from components.deployment import Deployment, Described
+from components.deployment import Deployment
+from components.described import Described
 from components.settings import program_config
 
 stack = pulumi.get_stack()

@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import pulumi
@@ -29,7 +29,7 @@ MODEL_ID_LENGTH = 96
 SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
 SANDBOX_PYTHON = "/opt/vllm/bin/python"
 SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
-KEYS = ("pods", "models", *SECRETS)
+KEYS = ("pods", "models", "requireLock", *SECRETS)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -116,6 +116,7 @@ class Engine(_Part):
     vllm: VllmInstall | None = None
     device: Literal["gpu", "cpu"] | None = None
     disk_gi_b: Annotated[float, Field(gt=0)] | None = Field(default=None, alias="diskGiB")
+    probe: bool = True
     ready_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
 
     @model_validator(mode="after")
@@ -146,6 +147,7 @@ class Pod(_Part):
     """One of `pods`: a base model, the machine that serves it, and how."""
 
     base: Line
+    base_config: Line | None = None
     host: Host | None = None
     sandbox: Sandbox | None = None
     engine: Engine = Engine()
@@ -184,6 +186,7 @@ class Model(_Part):
     id: str
     base: Line
     adapter: Line | None = None
+    may_equal_base: bool = False
 
 
 class Settings(BaseModel):
@@ -196,6 +199,7 @@ class Settings(BaseModel):
 
     pods: tuple[Pod, ...]
     models: tuple[Model, ...]
+    require_lock: bool
     ssh_private_key: str | None
     api_key: str | None
     hf_token: str | None
@@ -204,6 +208,18 @@ class Settings(BaseModel):
 
     def adapter_directory(self, model: Model) -> Path:
         return self.resolve(model.adapter or "")
+
+    def base_config(self, pod: Pod) -> Path | None:
+        """The base's config.json on this machine: `baseConfig`, or where a volume of the sandbox has the base from."""
+        if pod.base_config:
+            path = self.resolve(pod.base_config)
+            return path / "config.json" if path.is_dir() else path
+        for mounted, source in (pod.sandbox.volumes if pod.sandbox else {}).items():
+            inside = PurePosixPath(pod.base)
+            if inside.is_relative_to(mounted):
+                path = self.resolve(source) / inside.relative_to(mounted) / "config.json"
+                return path if path.is_file() else None
+        return None
 
     def resolve(self, path: str) -> Path:
         """A path of the stack file as one of this machine."""
@@ -249,6 +265,9 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     models = list(_items(_decoded(config.get("models")), "models", Model, faults))
     if not pods and not faults:
         faults.append("pods: at least one is needed (a base model and the machine that serves it)")
+    require_lock = _decoded(config.get("requireLock"))
+    if require_lock not in (None, True, False, ""):
+        faults.append("requireLock: must be true or false")
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
     api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
@@ -257,6 +276,7 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     settings = Settings(
         pods=tuple(pod for _, pod in pods),
         models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
+        require_lock=require_lock is True,
         ssh_private_key=private_key,
         api_key=api_key,
         hf_token=hf_token,

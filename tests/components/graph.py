@@ -8,7 +8,8 @@ from typing import Any
 import pulumi
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 
-from components.deployment import Deployment, Described
+from components.deployment import Deployment
+from components.described import Described
 from components.settings import SECRETS
 
 UNKNOWN_PORT = 40022

@@ -77,9 +77,9 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         "pods[3].host.hostKey: is missing",
         "pods[3].engine.port: Input should be a valid integer",
         "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryUtilization, "
-        "listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, python, readyTimeoutSeconds, vllm",
+        "listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, python, readyTimeoutSeconds, vllm",
         "pods[4]: give exactly one kind of pod: `host: {address: …, hostKey: …}` or `sandbox: {}`",
-        "models[4].adaptor: unknown key; known here: adapter, base, id",
+        "models[4].adaptor: unknown key; known here: adapter, base, id, mayEqualBase",
         "pods[1].base: org/base has a pod already (pods[0]); one pod serves every model of a base",
         "pods[2].engine.port: 8000 on 10.0.0.7 is taken by pods[0]; give each engine of a machine its own port",
         "pods[2].engine.listen: 0.0.0.0 lets in whoever reaches the machine; set a key for clients first: "

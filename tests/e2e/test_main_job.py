@@ -20,7 +20,7 @@ from bootstrap.demo.prepare import DEMO, prepare, train
 from bootstrap.demo.up import PASSPHRASE
 from components.core.digest_cache import DigestCache
 from components.core.naming import blob_path
-from components.deployment import Described
+from components.described import Described
 from tests.components.test_settings import Config
 from tests.support.machines import Machine, call
 from tests.support.stacks import REPOSITORY, Checkout, Stack
