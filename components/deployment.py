@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pulumi
 
 from components.bundles import AdapterBundle, PlacedBundles
-from components.core.naming import unit_name
 from components.described import Described, served_by
 from components.engine import VllmEngine
 from components.pods.gpu_pod import GpuPod
+from components.preview import cut, summary
+from components.running import Serving, last_outputs, running
 from components.settings import Pod
 
 
 class Deployment(pulumi.ComponentResource):
     """Everything a stack file asks for. `engines` is what the program exports: per base, what serves it and how."""
 
-    engines: dict[str, Any]
+    engines: pulumi.Output[dict[str, Any]]
 
     def __init__(self, name: str, described: Described, stack: str, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("lora-pods:index:Deployment", name, {}, opts)
         child = pulumi.ResourceOptions(parent=self)
+        self._tell(described)
         for model, facts in sorted(described.bundles.items()):
             AdapterBundle(model, facts, child)
-        self.engines = {pod.base: self._serve(pod, described, stack, child) for pod in described.settings.pods}
+        serving = [self._serve(pod, described, stack, child) for pod in described.settings.pods]
+        self.engines = pulumi.Output.from_input(running(serving))
+        # `pulumi up` runs the program twice; what will change is told once, and before it does.
+        if pulumi.runtime.is_dry_run():
+            # An output, since those are what Pulumi waits for before the program ends.
+            _: pulumi.Output[bool] = pulumi.Output.from_input(self._summarise(serving))
         self.register_outputs({})
 
-    def _serve(self, pod: Pod, described: Described, stack: str, child: pulumi.ResourceOptions) -> dict[str, Any]:
+    def _serve(self, pod: Pod, described: Described, stack: str, child: pulumi.ResourceOptions) -> Serving:
         settings, planned = described.settings, described.engines[pod.base]
         bundles, aliases = served_by(pod, settings, described.bundles)
         on = GpuPod(pod, settings, stack, child)
         placed = PlacedBundles(pod.base, planned.key, stack, on, bundles, child)
-        VllmEngine(planned, pod, on, settings, stack, placed.placed, child)
-        return {
-            "endpoint": on.machine.endpoint,
-            "unit": unit_name(planned.key),
-            "models": {pod.base: None, **dict.fromkeys(aliases), **{m: f.digest for m, f in bundles.items()}},
-            "flags": {flag.name: flag.value for flag in planned.plan.flags},
-        }
+        engine = VllmEngine(planned, pod, on, settings, stack, placed.placed, child)
+        return Serving(pod.base, planned, {m: f.digest for m, f in bundles.items()}, aliases, on, engine)
+
+    def _tell(self, described: Described) -> None:
+        """One message each, since every message has a line of its own in the list of resources too."""
+        if notes := getattr(described, "notes", ()):
+            pulumi.log.info("\n".join(cut(notes)), resource=self)
+        if warnings := getattr(described, "warnings", ()):
+            pulumi.log.warn("\n".join(cut(warnings)), resource=self)
+
+    async def _summarise(self, serving: Sequence[Serving]) -> bool:
+        pods = [await one.foreseen() for one in serving]
+        pulumi.log.info("\n".join(summary(await last_outputs(), pods)), resource=self)
+        return True

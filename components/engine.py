@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 
@@ -11,7 +12,7 @@ from components.core.digest_cache import BundleFacts
 from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
 from components.core.naming import blob_path, engine_key, unit_name, url_host
 from components.pods.gpu_pod import GpuPod
-from components.remote import pod_command, result
+from components.remote import pod_command, result, told
 from components.render import render_unit
 from components.settings import LOOPBACK, Pod, Settings
 
@@ -26,7 +27,13 @@ class PlannedEngine:
 
 
 class VllmEngine(pulumi.ComponentResource):
-    """One vLLM under one systemd unit, serving a base and every adapter of every model that names it."""
+    """One vLLM under one systemd unit, serving a base and every adapter of every model that names it.
+
+    `secrets` is what the secrets' command answered, `activated` the document that the last activation succeeded with.
+    """
+
+    secrets: pulumi.Output[dict[str, Any]]
+    activated: pulumi.Output[dict[str, Any]]
 
     def __init__(
         self,
@@ -50,7 +57,7 @@ class VllmEngine(pulumi.ComponentResource):
             secret=True,
             logged=False,
         )
-        pod_command(
+        activate = pod_command(
             f"{pod.base}-activate",
             machine.connection,
             "activate",
@@ -76,8 +83,7 @@ class VllmEngine(pulumi.ComponentResource):
                 "on /v1 alone: others of its routes answer without. Put a proxy or a firewall before it.",
                 resource=self,
             )
-        for flag in plan.flags:
-            pulumi.log.info(f"--{flag.name} {flag.value}: {flag.reason}", resource=self)
+        self.secrets, self.activated = result(secrets), told(activate)
         self.register_outputs({})
 
 

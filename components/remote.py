@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pulumi
 from pulumi_command import remote
@@ -26,6 +26,9 @@ from components.on_pod.boot import BOOT
 # own growing pauses, and DIAL_SECONDS an attempt more where a machine swallows packets.
 DIAL_ATTEMPTS = 8
 DIAL_SECONDS = 10
+
+
+Command: TypeAlias = remote.Command
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,17 @@ def result(command: remote.Command) -> pulumi.Output[dict[str, Any]]:
         return found
 
     return pulumi.Output.unsecret(command.stdout).apply(parsed)
+
+
+def told(command: remote.Command) -> pulumi.Output[dict[str, Any]]:
+    """The document that a command last succeeded with; unknown in a preview of a run that will run it again."""
+    both = pulumi.Output.all(command.stdout, command.stdin)
+
+    def parsed(both: Sequence[Any]) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(both[1])
+        return document
+
+    return both.apply(parsed)
 
 
 def _command(

@@ -11,7 +11,7 @@ from components.core.naming import engine_key
 from components.pods import host, sandbox
 from components.pods.contract import Machine
 from components.pods.reach import ReachedPod
-from components.remote import boot_command
+from components.remote import Command, boot_command
 from components.settings import Pod, Settings
 
 
@@ -19,7 +19,7 @@ class GpuPod(pulumi.ComponentResource):
     """One base's machine. `machine` is the contract; `prepared` is what everything put on it has to wait for."""
 
     machine: Machine
-    prepared: pulumi.Resource
+    prepared: Command
 
     def __init__(self, pod: Pod, settings: Settings, stack: str, opts: pulumi.ResourceOptions) -> None:
         super().__init__("lora-pods:index:GpuPod", pod.base, {}, opts)

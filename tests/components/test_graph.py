@@ -3,6 +3,7 @@ migration, with an alias and a line in docs/naming.md."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,6 +123,8 @@ def test_what_a_pod_is_told(project: Path) -> None:
     assert exported["engines"][BASE] == {
         "endpoint": "http://127.0.0.1:8000/v1",
         "unit": activate["unit"]["name"],
+        "unitSha256": hashlib.sha256(activate["unit"]["text"].encode()).hexdigest(),
+        "secretsRevision": 1,
         "models": {BASE: None, "plain": None, **digests},
         "flags": {"max-loras": "2", "max-lora-rank": "8", "max-cpu-loras": "2"},
     }

@@ -22,10 +22,14 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.engine",
             "components.bundles",
             "components.pods",
+            "components.preview",
+            "components.running",
             "components.settings",
             "components.core",
         }
     ),
+    "components.running": frozenset({"components.engine", "components.pods", "components.preview", "components.core"}),
+    "components.preview": frozenset({"components.core"}),
     "components.described": frozenset({"components.engine", "components.settings", "components.core"}),
     # The `lora` command. It starts in a fraction of a second: what it may import is short on purpose.
     "components.cli": frozenset({"components.settings", "components.core"}),

@@ -1,0 +1,94 @@
+"""What runs, as the stack's output `engines` keeps it: the only memory that a later preview can compare with.
+
+A program cannot see its own state, but the engine answers a program that asks for a stack's last outputs (the function
+`pulumi:pulumi:readStackOutputs`, pkg/resource/deploy/builtins.go in Pulumi 3.274; StackReference is built on it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+
+from components.core.naming import unit_name
+from components.engine import PlannedEngine, VllmEngine
+from components.pods.gpu_pod import GpuPod
+from components.preview import Foreseen
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One pod and its engine: what is planned, and the resources that bring it about."""
+
+    base: str
+    planned: PlannedEngine
+    adapters: Mapping[str, str]
+    """The digest of each model with an adapter."""
+    aliases: Sequence[str]
+    on: GpuPod
+    engine: VllmEngine
+
+    async def record(self) -> dict[str, Any] | None:
+        """What `engines` says of it once it runs; None as long as it does not, or not with what is planned."""
+        if not await self.engine.activated.is_known():
+            return None
+        activated = await self.engine.activated.future()
+        # Where a run is limited to some resources (--target), the activation may be that of an earlier plan.
+        if not activated or activated["unit"]["text"] != self.planned.unit:
+            return None
+        return {
+            "endpoint": await pulumi.Output.from_input(self.on.machine.endpoint).future(),
+            "unit": unit_name(self.planned.key),
+            "unitSha256": _sha256(self.planned.unit),
+            "secretsRevision": activated["secretsRevision"],
+            "models": {self.base: None, **dict.fromkeys(self.aliases), **self.adapters},
+            "flags": {flag.name: flag.value for flag in self.planned.plan.flags},
+        }
+
+    async def foreseen(self) -> Foreseen:
+        secrets = await self.engine.secrets.future() if await self.engine.secrets.is_known() else None
+        return Foreseen(
+            self.base,
+            self.adapters,
+            self.planned.plan.flags,
+            _sha256(self.planned.unit),
+            reached=await pulumi.Output.from_input(self.on.machine.identity).is_known(),
+            prepared=await self.on.prepared.stdout.is_known(),
+            activated=await self.engine.activated.is_known(),
+            secrets_revision=secrets["revision"] if secrets else None,
+        )
+
+
+async def running(all_of_it: Sequence[Serving]) -> Any:
+    """The output `engines`. In a preview it is unknown as soon as one engine changes: Pulumi would print it in full.
+
+    An update that did not get as far as an engine leaves what was said of it.
+    """
+    records = {serving.base: await serving.record() for serving in all_of_it}
+    if None not in records.values():
+        return records
+    if pulumi.runtime.is_dry_run():
+        return pulumi.UNKNOWN
+    before = await last_outputs() or {}
+    kept = {base: record or before.get(base) for base, record in records.items()}
+    return {base: record for base, record in kept.items() if record}
+
+
+async def last_outputs() -> Mapping[str, Any] | None:
+    """`engines` as the last update left it; empty before the first one, None where the backend does not tell."""
+    stack = f"{pulumi.get_organization()}/{pulumi.get_project()}/{pulumi.get_stack()}"
+    try:
+        answer = await pulumi.runtime.invoke_async("pulumi:pulumi:readStackOutputs", {"name": stack})
+        engines = (answer["outputs"] or {}).get("engines", {})
+    except Exception as error:
+        # A preview without its comparison is better than none; the SDK has no narrower type for what may go wrong.
+        pulumi.log.debug(f"the outputs of {stack} cannot be read: {error}")
+        return None
+    return engines if isinstance(engines, Mapping) else {}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
