@@ -71,6 +71,7 @@ class VllmEngine(pulumi.ComponentResource):
                     "url": f"http://{_reached_at(pod.listen)}:{pod.engine.port}",
                     "models": dict(plan.served),
                     "timeoutSeconds": pod.engine.ready_timeout_seconds,
+                    **_probe(pod, settings),
                 },
                 "secretsRevision": result(secrets)["revision"],
             },
@@ -111,6 +112,14 @@ def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], ali
         blob_path,
     )
     return PlannedEngine(key, plan, render_unit(plan, key=key))
+
+
+def _probe(pod: Pod, settings: Settings) -> dict[str, Any]:
+    """What podctl is to prove of the adapters once they are served; nothing where it need not or there are none."""
+    adapters = [model for model in settings.models if model.base == pod.base and model.adapter]
+    if not pod.engine.probe or not adapters:
+        return {}
+    return {"probe": {"base": pod.base, "mayEqualBase": [model.id for model in adapters if model.may_equal_base]}}
 
 
 def _secrets(settings: Settings) -> dict[str, str]:

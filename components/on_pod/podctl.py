@@ -29,6 +29,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -66,6 +67,8 @@ POLL_SECONDS = 0.5
 SAY_SECONDS = 10.0  # between two lines of progress
 KEPT_GENERATIONS = 3
 FEW_NAMES = 100
+PROBE_SECONDS = 120.0  # for one answer: the first may wait for kernels that are built when they are needed
+NAMED = 20  # adapters in one sentence
 HOMES = ("/home", "/root", "/run/user")  # a unit sees them only if its own text names a path there (ProtectHome=)
 TEMPORARY = ("/tmp", "/var/tmp")  # a unit has its own (PrivateTmp=)
 
@@ -1182,16 +1185,25 @@ def uninstall(store: Store, engine: str) -> bool:
 
 def get(url: str, path: str, key: Optional[str]) -> Tuple[int, bytes]:
     """GET without proxies or redirects. -> (status, body); (0, b"") where nothing answers."""
+    return request(url, path, key, None, 5)
+
+
+def request(url: str, path: str, key: Optional[str], body: Optional[Document], seconds: float) -> Tuple[int, bytes]:
+    """GET, or POST of a JSON body, without proxies or redirects; no silence within it lasts longer than `seconds`."""
     import http.client
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=5)
+    data = None if body is None else json.dumps(body).encode("utf-8")
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
     try:
-        connection.putrequest("GET", parts.path.rstrip("/") + path)
+        connection.putrequest("GET" if data is None else "POST", parts.path.rstrip("/") + path)
         if key:
             connection.putheader("Authorization", b"Bearer " + key.encode("utf-8"))
-        connection.endheaders()
+        if data is not None:
+            connection.putheader("Content-Type", "application/json")
+            connection.putheader("Content-Length", str(len(data)))
+        connection.endheaders(data)
         response = connection.getresponse()
         return response.status, response.read(64 * PIECE)
     except (OSError, http.client.HTTPException):
@@ -1226,6 +1238,19 @@ def unready(document: Document, key: Optional[str]) -> str:
     return ""
 
 
+def why_over(state: State, trial: Trial, attended: bool) -> str:
+    """Why nothing more is to be expected of a trial, "" while it goes on."""
+    if state.sub == "auto-restart" or state.restarts > trial.state.restarts:
+        return "the engine ended (%s) and would be started over and over" % (state.result or state.active)
+    if state.active in ("failed", "inactive"):
+        return "the engine ended (%s)" % (state.result or state.active)
+    if state.invocation != trial.state.invocation:
+        return "the unit was started again by somebody else"
+    if attended and deserted():
+        return "the run that wanted it was interrupted"
+    return ""
+
+
 def await_ready(store: Store, engine: str, document: Document, trial: Trial, attended: bool = False) -> str:
     """Waits until the engine is ready. -> "", or why it is not and will not be.
 
@@ -1245,14 +1270,9 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial, att
         fault = unready(document, key)
         # After the answer: another program's answer on this port is no proof of this unit.
         state = unit_state(unit)
-        if state.sub == "auto-restart" or state.restarts > trial.state.restarts:
-            return "the engine ended (%s) and would be started over and over" % (state.result or state.active)
-        if state.active in ("failed", "inactive"):
-            return "the engine ended (%s)" % (state.result or state.active)
-        if state.invocation != trial.state.invocation:
-            return "the unit was started again by somebody else"
-        if attended and deserted():
-            return "the run that wanted it was interrupted"
+        over = why_over(state, trial, attended)
+        if over:
+            return over
         if not fault and state.active == "active":
             return ""
         now = time.monotonic()
@@ -1266,6 +1286,236 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial, att
             )
             due = now + SAY_SECONDS
         time.sleep(POLL_SECONDS)
+
+
+# --- the probe: whether each adapter answers otherwise than its base -------------------------------------------------
+
+# vLLM loads an adapter whose tensors belong to no module of the base, and answers with the base in its name. Greedy
+# tokens alone do not tell a weak adapter from that, so the first token's logprobs count as well.
+#
+# Measured with vLLM 0.32 on a CPU, SmolLM2-135M, the largest difference of a logprob from the base's:
+#   no-op (B = 0) or wrong prefix    0 exactly, first and repeated, prefix caching on, in float32 and float16
+#   trained                          0.8 to 3.6; one module of one layer alone 0.08 to 0.3
+#   its B times 1e-1, 1e-2, 1e-3     0.2, 0.02, 0.002 in float32, though nearly always with the base's tokens
+#   its B times 1e-4, 1e-5           2e-4, 2e-5 in float32; 5e-3 to 8e-3 in float16, where rounding makes more of it
+# So what applies at all is seen, and what does not is equal to the last bit as long as answers are made alone: the
+# questions are asked one by one. (On a CPU, vLLM 0.32 also answers for the base with the adapter in the last slot when
+# it works on both at once.) Traffic of clients makes batches of other sizes, whose sums differ: up to a tenth in
+# bfloat16. It shows in what the base answers when asked again, and that spread, doubled, is what may be noise.
+SAME_LOGPROB = 1e-4
+PROMPTS = ("The capital of France is", "Once upon a time, there was", "Question: Who are you?\nAnswer:")
+QUESTION: Document = {
+    "max_tokens": 4,
+    "temperature": 0,
+    "logprobs": 5,
+    "ignore_eos": True,  # else a base may answer nothing
+    "return_tokens_as_token_ids": True,  # several tokens may have one text
+}
+
+
+class Answer(NamedTuple):
+    """The greedy tokens, and the logprobs of the likeliest first tokens."""
+
+    tokens: Tuple[str, ...]
+    first: Mapping[str, float]
+
+
+class Probed(NamedTuple):
+    """What the probe found: the adapters that answer as their base, and why others do not answer as they should."""
+
+    asked: int
+    equal: Sequence[str]
+    broken: Sequence[str]
+    skipped: str  # why the engine cannot be probed at all, "" if it can
+
+
+class Unanswered(Exception):
+    """Why an engine did not answer, with the HTTP status it gave instead; 0 where it gave none."""
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def adapters_of(ready: Document) -> List[str]:
+    """The models that are served from elsewhere than their base, sorted."""
+    models: Document = ready["models"]
+    return sorted(model for model, root in models.items() if root != models[ready["probe"]["base"]])
+
+
+def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """The largest difference of two lists of top logprobs that is certain: a token that one lacks is below its last."""
+    found = [abs(one[token] - other[token]) for token in one if token in other]
+    for here, there in ((one, other), (other, one)):
+        found += [here[token] - min(there.values()) for token in here if token not in there]
+    return max(found)
+
+
+def is_as_base(answer: Answer, bases: Sequence[Answer]) -> bool:
+    """Whether an answer cannot be told from the base's, of which there are several to tell the noise."""
+    spread = max(distance(one.first, other.first) for one in bases for other in bases)
+    tokens = {base.tokens for base in bases}
+    near = min(distance(answer.first, base.first) for base in bases) <= max(SAME_LOGPROB, 2 * spread)
+    # Where noise changes the base's own tokens, others are no sign.
+    return near and (answer.tokens in tokens or len(tokens) > 1)
+
+
+class Prober:
+    """Asks the models of one running engine, one at a time, for as long as loading it was given."""
+
+    def __init__(self, store: Store, engine: str, document: Document, trial: Trial, attended: bool) -> None:
+        self.unit, self.redact = unit_name(engine), redactor(store, engine)
+        self.url: str = document["ready"]["url"]
+        self.key = read_secrets(store, engine).get("VLLM_API_KEY")
+        self.limit = number(document, "ready.timeoutSeconds")
+        self.trial, self.attended = trial, attended
+        self.began = time.monotonic()
+        self.due = self.began + SAY_SECONDS
+
+    def ask(self, model: str, prompt: str) -> Answer:
+        """Raises Unanswered, and Refusal where the whole engine is at fault."""
+        left = self.began + self.limit - time.monotonic()
+        if left <= 0:
+            raise Refusal(
+                "after %d seconds some of its adapters were still not asked whether they apply: "
+                "raise engine.readyTimeoutSeconds, or set engine.probe: false" % self.limit
+            )
+        seconds = min(PROBE_SECONDS, left)
+        asked = time.monotonic()
+        question = {"model": model, "prompt": prompt, **QUESTION}
+        status, body = request(self.url, "/v1/completions", self.key, question, seconds)
+        took = time.monotonic() - asked
+        # A server whose engine died of a question answers 500 and ends a moment later.
+        over = self.why_over(looks=6 if status == 0 or status >= 500 else 1)
+        if over:
+            raise Refusal(over if status == 200 else "when %s was asked for a completion, %s" % (model, over))
+        if status == 200:
+            answer = read_answer(body)
+            if answer is None:
+                raise Unanswered("answers something else than a completion with logprobs", status)
+            return answer
+        if status:
+            raise Unanswered("answers %d%s" % (status, self.message_of(body)), status)
+        raise Unanswered("does not answer within %d seconds" % took if took >= seconds else "ends the connection", 0)
+
+    def why_over(self, looks: int) -> str:
+        for left in reversed(range(looks)):
+            over = why_over(unit_state(self.unit), self.trial, self.attended)
+            if over or not left:
+                break
+            time.sleep(POLL_SECONDS)
+        return over
+
+    def message_of(self, body: bytes) -> str:
+        """What an error says, in brackets, fit to be shown; "" if nothing."""
+        try:
+            found = json.loads(body.decode("utf-8"))
+            found = found.get("error", found)
+            text = found["message"] if "message" in found else found["detail"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return ""
+        return " (%s)" % self.redact(str(text))[:200]
+
+    def progress(self, done: int, count: int) -> None:
+        if time.monotonic() > self.due:
+            say("comparing the adapters of %s with their base: %d of %d" % (self.unit, done, count))
+            self.due = time.monotonic() + SAY_SECONDS
+
+
+def read_answer(body: bytes) -> Optional[Answer]:
+    try:
+        found = json.loads(body.decode("utf-8"))["choices"][0]["logprobs"]
+        first = {str(token): float(value) for token, value in found["top_logprobs"][0].items()}
+        tokens = tuple(str(token) for token in found["tokens"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
+        return None
+    return Answer(tokens, first) if first and all(map(math.isfinite, first.values())) else None
+
+
+def probe(store: Store, engine: str, document: Document, trial: Trial, attended: bool) -> Probed:
+    """Asks every adapter a prompt, and those that answered as their base the next ones too.
+
+    Raises Refusal where the engine itself is at fault.
+    """
+    prober = Prober(store, engine, document, trial, attended)
+    base, adapters = document["ready"]["probe"]["base"], adapters_of(document["ready"])
+    suspects, broken = list(adapters), []
+    for prompt in PROMPTS:
+        answers: Dict[str, Answer] = {}
+        try:
+            bases = [prober.ask(base, prompt) for _ in range(2)]
+            for n, model in enumerate(suspects):
+                prober.progress(n, len(suspects))
+                try:
+                    answers[model] = prober.ask(model, prompt)
+                except Unanswered as fault:
+                    broken.append("%s %s" % (model, fault))
+                    if not fault.status or len(broken) == NAMED:  # each of the others might take as long
+                        return Probed(len(adapters), [], broken, "")
+            bases.append(prober.ask(base, prompt))
+        except Unanswered as fault:
+            # An engine that embeds or classifies has no completions: vLLM says so with a status of 400 or 404.
+            if 200 <= fault.status < 500 and not answers:
+                return Probed(0, [], [], "%s %s" % (base, fault))
+            raise Refusal("its base %s %s" % (base, fault)) from None
+        suspects = [model for model in suspects if model in answers and is_as_base(answers[model], bases)]
+        if not suspects:
+            break
+    return Probed(len(adapters), suspects, broken, "")
+
+
+def named(models: Sequence[str]) -> str:
+    more = len(models) - NAMED
+    return ", ".join(models[:NAMED]) + (" and %d more" % more if more > 0 else "")
+
+
+def judge(unit: str, probed: Probed, allowed: Sequence[str]) -> str:
+    """Says what was found, and gives the fault to act on: "" if there is none."""
+    if probed.skipped:
+        say("the adapters of %s could not be compared with their base: %s" % (unit, probed.skipped))
+    count = probed.asked - len(probed.equal) - len(probed.broken)
+    if count > 0:
+        say(
+            "%d adapter%s otherwise than %s base"
+            % (count, *one_or_more(count, (" answers", "its"), ("s answer", "their")))
+        )
+    noted = [model for model in probed.equal if model in allowed]
+    if noted:
+        say("%s, as mayEqualBase allows" % as_base(noted))
+    wrong = [model for model in probed.equal if model not in allowed]
+    faults = [named(probed.broken)] if probed.broken else []
+    if wrong:
+        causes = one_or_more(
+            len(wrong),
+            "its tensors do not apply (names of another model?) or it is untrained; mend it, or set mayEqualBase: true "
+            "for it",
+            "their tensors do not apply (names of another model?) or they are untrained; mend them, or set "
+            "mayEqualBase: true for them",
+        )
+        faults.append("%s: %s in the stack file" % (as_base(wrong), causes))
+    return "; ".join(faults)
+
+
+def as_base(models: Sequence[str]) -> str:
+    verb, whose = one_or_more(len(models), ("answers", "its"), ("answer", "their"))
+    return "%s %s exactly as %s base does" % (named(models), verb, whose)
+
+
+def one_or_more(count: int, one: T, more: T) -> T:
+    return one if count == 1 else more
+
+
+def prove(store: Store, engine: str, document: Document, trial: Trial, attended: bool) -> Tuple[str, bool, Document]:
+    """-> (why the engine should not serve like this or "", whether its journal tells more, what the result says)."""
+    if optional(document, "ready.probe", dict) is None:
+        return "", False, {}
+    try:
+        probed = probe(store, engine, document, trial, attended)
+    except Refusal as refusal:
+        return str(refusal), True, {}
+    fault = judge(unit_name(engine), probed, document["ready"]["probe"]["mayEqualBase"])
+    found = {"skipped": probed.skipped} if probed.skipped else {"asked": probed.asked, "equal": few(probed.equal)}
+    return fault, bool(probed.broken), {"probe": found}
 
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|\w*(Error|Exception)\b: |out of memory|Failed|status=)")
@@ -1334,6 +1584,10 @@ def check_engine(store: Store, document: Document) -> str:
     if not field(document, "ready.url", str).startswith("http://"):
         raise Refusal("the document's ready.url must begin with http://")
     number(document, "ready.timeoutSeconds")
+    if optional(document, "ready.probe", dict) is not None:
+        if field(document, "ready.probe.base", str) not in field(document, "ready.models", dict):
+            raise Refusal("the document's ready.probe.base must be one of its ready.models")
+        field(document, "ready.probe.mayEqualBase", list)
     field(document, "port", int)
     optional(document, "secretsRevision", int)
     roots = " ".join(root for root in field(document, "ready.models", dict).values() if isinstance(root, str))
@@ -1382,8 +1636,8 @@ def verb_activate(store: Store, document: Document) -> Document:
     """Makes this unit the engine's, and proves that it serves; if it does not, the last one that did comes back."""
     engine = check_engine(store, document)
     store.make_staging()
-    # Who holds it may be waiting for the same engine to become ready.
-    patience = number(document, "ready.timeoutSeconds") + LOADING_SPARE_SECONDS
+    # Who holds it may be waiting for the same engine to become ready, and then to answer for each adapter.
+    patience = 2 * number(document, "ready.timeoutSeconds") + LOADING_SPARE_SECONDS
     with store.lock_engine(engine, "activate", patience):
         revision = document.get("secretsRevision") or (revisions(store, engine) or [0])[-1]
         secrets_bytes(store, engine, revision)  # refuses before anything is stopped
@@ -1391,11 +1645,17 @@ def verb_activate(store: Store, document: Document) -> Document:
         state = unit_state(unit_name(engine))
         current = settled(store, engine, document, state)
         if current is not None:
-            fault = await_ready(store, engine, document, Trial(state, time.time(), ""))
+            running = Trial(state, time.time(), "")
+            fault = await_ready(store, engine, document, running)
             if not fault:
+                found: Document = {}
+                if not probed_for(current.document, document):
+                    fault, _, found = prove(store, engine, document, running, attended=False)
+                    if fault:
+                        raise Refusal("%s runs on as it is, but %s" % (unit_name(engine), fault))
                 with store.lock("activate"):
                     current = write_generation(store, engine, current.n, document)
-                return report(engine, current, restarted=False)
+                return report(engine, current, restarted=False, found=found)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
             rivals = rivals_on(store, engine, document)
@@ -1412,7 +1672,12 @@ def verb_activate(store: Store, document: Document) -> Document:
             trial = install(store, engine, trial_of)
         fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
-            raise go_back(store, engine, good, trial_of, trial, fault, rivals)
+            told = explain(store, engine, trial)
+            raise go_back(store, engine, good, trial_of, "did not become ready", fault, told, rivals)
+        fault, journalled, found = prove(store, engine, document, trial, attended=True)
+        if fault:
+            told = explain(store, engine, trial) if journalled else ("", [])
+            raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)
         write_file(os.path.join(trial_of.path, "proven"), b"")
         for old in good[: -(KEPT_GENERATIONS - 1)]:
             remove_tree(old.path)
@@ -1422,7 +1687,15 @@ def verb_activate(store: Store, document: Document) -> Document:
                 collect(store)
         except Refusal as refusal:
             say(str(refusal))  # the engine serves all the same
-    return report(engine, trial_of, restarted=True)
+    return report(engine, trial_of, restarted=True, found=found)
+
+
+def probed_for(before: Document, wanted: Document) -> bool:
+    """Whether an activation like `before` proved what `wanted` demands of the same unit's adapters."""
+    demanded, proved = wanted["ready"].get("probe"), before["ready"].get("probe")
+    if demanded is None:
+        return True
+    return proved is not None and set(proved["mayEqualBase"]) <= set(demanded["mayEqualBase"])
 
 
 def settled(store: Store, engine: str, document: Document, state: State) -> Optional[Generation]:
@@ -1466,10 +1739,10 @@ def drop_old_secrets(store: Store, engine: str) -> None:
             unlink(secrets_file(store, engine, revision))
 
 
-def report(engine: str, generation: Generation, restarted: bool) -> Document:
+def report(engine: str, generation: Generation, restarted: bool, found: Document) -> Document:
     count = len(generation.document["ready"]["models"])
     say("%s serves %d model%s" % (unit_name(engine), count, "" if count == 1 else "s"))
-    return {"engine": engine, "unit": unit_name(engine), "generation": generation.n, "restarted": restarted}
+    return {"engine": engine, "unit": unit_name(engine), "generation": generation.n, "restarted": restarted, **found}
 
 
 def go_back(
@@ -1477,20 +1750,24 @@ def go_back(
     engine: str,
     good: Sequence[Generation],
     failed: Generation,
-    trial: Trial,
+    what: str,
     fault: str,
+    told: Tuple[str, Sequence[str]],
     rivals: Sequence[str],
 ) -> Refusal:
-    """Puts back what served before `failed`. -> the failure to report: why, and what serves now."""
+    """Puts back what served before `failed`. -> the failure to report: `what` it did and why, and what serves now.
+
+    `told` is what `explain` made of its journal.
+    """
     unit, redact = unit_name(engine), redactor(store, engine)
-    cause, details = explain(store, engine, trial)
-    sentence = "%s did not become ready: %s" % (unit, redact(fault))
+    cause, details = told
+    sentence = "%s %s: %s" % (unit, what, redact(fault))
     if cause and cause not in sentence:
         sentence += ": " + cause
     remove_tree(failed.path)
     serving = []
     if good:
-        say("%s did not become ready, so generation %d comes back" % (unit, good[-1].n))
+        say("%s %s, so generation %d comes back" % (unit, what, good[-1].n))
         models = sorted(good[-1].document["ready"]["models"])
         try:
             fault = await_ready(store, engine, good[-1].document, install(store, engine, good[-1]))

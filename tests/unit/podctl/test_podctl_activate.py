@@ -852,7 +852,7 @@ def test_a_program_without_a_limit_runs_to_its_end(real_run: Callable[..., podct
     assert real_run("sleep", "5", seconds=0.01) == podctl.Ran(124, "", "sleep 5 did not end within 0 seconds")
 
 
-def test_an_activation_waits_longer_for_another_than_an_engine_may_load(
+def test_an_activation_waits_longer_for_another_than_an_engine_may_load_and_be_probed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = {}
@@ -867,7 +867,7 @@ def test_an_activation_waits_longer_for_another_than_an_engine_may_load(
     document["ready"]["timeoutSeconds"] = 3600
 
     assert engine.pod.run("activate", stdin=document).status == 0
-    assert waits == {f".lock-{ENGINE}": 3900, ".lock": podctl.LOCK_SECONDS}
+    assert waits == {f".lock-{ENGINE}": 7500, ".lock": podctl.LOCK_SECONDS}
 
 
 def test_deactivate_takes_everything_of_the_engine(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
