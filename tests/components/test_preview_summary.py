@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pulumi
 import pytest
 
 from components.core.engine_plan import PlannedFlag
+from components.deployment import Deployment
 from components.preview import Foreseen, cut, summary
 from components.running import last_outputs
 from tests.components.graph import Recorder
@@ -206,3 +208,14 @@ def test_the_last_outputs(monkeypatch: pytest.MonkeyPatch, answer: Any, engines:
     assert loop.run_until_complete(last_outputs()) == engines
     loop.close()
     assert asked == [("pulumi:pulumi:readStackOutputs", {"name": "organization/lora-pods/acme"})]
+
+
+def test_many_warnings_are_one_short_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message has a line in the list of resources as well, so a hundred would be two hundred lines."""
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(pulumi.log, "info", lambda text, resource: told.append(("info", text)))
+    monkeypatch.setattr(pulumi.log, "warn", lambda text, resource: told.append(("warn", text)))
+    described = SimpleNamespace(notes=("a note",), warnings=tuple(f"warning {n}" for n in range(100)))
+    Deployment._tell(cast(Any, None), cast(Any, described))
+    warnings = "\n".join([*(f"warning {n}" for n in range(12)), "and 88 more"])
+    assert told == [("info", "a note"), ("warn", warnings)]
