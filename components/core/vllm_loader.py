@@ -2,7 +2,7 @@
 
 Read in the source distributions of every minor release from 0.6.5 to 0.33.0, in `vllm/lora/peft_helper.py`,
 `vllm/lora/lora_model.py` (`vllm/lora/models.py` before 0.13), `vllm/lora/utils.py` and `vllm/config/lora.py`
-(`vllm/config.py` before 0.9). A rule that never changed stands with the check that applies it.
+(`vllm/config.py` before 0.10.1). A rule that never changed stands with the check that applies it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _known(version: str) -> tuple[int, ...]:
 
 
 def _legal_ranks(number: tuple[int, ...]) -> tuple[int, ...]:
-    ranks = (8, 16, 32, 64, 128, 256)
+    ranks: tuple[int, ...] = (8, 16, 32, 64, 128, 256)
     if number >= (0, 8):
         ranks = (*ranks, 320, 512)
     return (1, *ranks) if number >= (0, 11, 1) else ranks
