@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.adapters import seeded_adapter, write_adapter
+
 STANDIN = Path(__file__).parents[1] / "engine" / "standin_vllm"
 
 
@@ -103,6 +105,35 @@ def test_answers_tell_the_bytes_that_were_there_at_launch(running: Running, adap
     assert answer["choices"][0]["message"]["content"] == f"model=acme-v1 weights={weights} prompt=Hello"
     status, answer = running.call("/v1/completions", {"model": "plain", "prompt": "Hello"}, "the-key")
     assert answer["choices"][0]["text"] == "model=plain weights=none prompt=Hello"
+
+
+def test_logprobs_are_those_of_the_weights_that_apply(wheel: Path, tmp_path: Path) -> None:
+    wrong = {"base_model.model.layers.0.q_proj.lora_A.weight": [8, 16]}
+    adapters = {
+        "good": seeded_adapter(tmp_path / "good", seed=1),
+        "same": seeded_adapter(tmp_path / "same", seed=1, config={"note": "other config, same weights"}),
+        "other": seeded_adapter(tmp_path / "other", seed=2),
+        "told": seeded_adapter(tmp_path / "told", seed=3, config={"standin_equals_base": True}),
+        "prefix": write_adapter(tmp_path / "prefix", weights=wrong),
+    }
+    modules = [f"{name}={path}" for name, path in adapters.items()]
+    server = Running(wheel, ["--model", "m", "--enable-lora", "--lora-modules", *modules], {})
+    try:
+        asked = {"prompt": "Hello", "logprobs": 5, "max_tokens": 3}
+        answers = {
+            model: server.call("/v1/completions", {"model": model, **asked})[1]["choices"][0]["logprobs"]
+            for model in ("m", *adapters)
+        }
+        elsewhere = server.call("/v1/completions", {"model": "m", **asked, "prompt": "Bye"})[1]["choices"][0][
+            "logprobs"
+        ]
+    finally:
+        server.process.kill()
+        server.process.communicate()
+    assert answers["told"] == answers["prefix"] == answers["m"] != elsewhere
+    assert answers["good"] == answers["same"]
+    assert len({json.dumps(answers[model]) for model in ("m", "good", "other")}) == 3
+    assert (len(answers["m"]["tokens"]), [len(top) for top in answers["m"]["top_logprobs"]]) == (3, [5, 5, 5])
 
 
 def test_does_not_know_other_models(running: Running) -> None:

@@ -9,11 +9,12 @@ from .arguments import Arguments, LoraModule
 
 
 class Loaded(NamedTuple):
-    """An adapter as it was when the server started."""
+    """An adapter as it was when the server started; `applies` is False where the base answers in its name."""
 
     path: str
     parent: str
     sha256: str
+    applies: bool
 
 
 def load_all(arguments: Arguments) -> Dict[str, Loaded]:
@@ -47,7 +48,18 @@ def _load(module: LoraModule, arguments: Arguments) -> Loaded:
     parent = module.base_model_name
     if parent not in arguments.served_names:
         parent = arguments.served_names[0]
-    return Loaded(module.path, parent, _sha256(weights_path))
+    applies = not config.get("standin_equals_base") and _names_modules(weights_path)
+    return Loaded(module.path, parent, _sha256(weights_path), applies)
+
+
+def _names_modules(weights_path: str) -> bool:
+    """Whether any tensor could belong to a module. vLLM loads an adapter of which none does."""
+    with open(weights_path, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > os.path.getsize(weights_path):
+            return True  # some tests' weights are no safetensors
+        names = json.loads(stream.read(length))
+    return any(name.startswith("base_model.model.model.layers.") for name in names)
 
 
 def _sha256(path: str) -> str:

@@ -6,10 +6,13 @@ SHA-256 of the adapter's weights as they were at launch. What a test can ask of 
 - environment ``STANDIN_START_SECONDS``: how long loading takes before it listens
 - environment ``STANDIN_FAIL``: a text to fail to start with
 - ``standin_fail`` in an adapter's config: the same, when that adapter is loaded
+- ``standin_equals_base`` in an adapter's config: its tokens and logprobs are the base's, as vLLM's are where the names
+  of the tensors have a wrong prefix (which do the same here)
 - ``standin_delay_seconds`` in a request: how long its answer takes
 - ``GET /standin/argv``: the process's argv, id, and the names (never the values) of its environment
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -82,7 +85,12 @@ class Handler(BaseHTTPRequestHandler):
             return
         print(f"Received request for {model}", flush=True)
         time.sleep(float(request.get("standin_delay_seconds", 0)))
-        self._json(200, self._completion(model, prompt, chat=self.path.startswith("/v1/chat")))
+        answer = self._completion(model, prompt, chat=self.path.startswith("/v1/chat"))
+        if self.path == "/v1/completions" and request.get("logprobs") is not None:
+            adapter = self.server.adapters.get(model)
+            weights = adapter.sha256 if adapter and adapter.applies else "none"
+            answer["choices"][0]["logprobs"] = _logprobs(weights, prompt, request.get("max_tokens", 16))
+        self._json(200, answer)
 
     def _completion(self, model: str, prompt: str, chat: bool) -> Dict[str, Any]:
         adapter = self.server.adapters.get(model)
@@ -158,6 +166,20 @@ def _card(name: str, root: str, parent: Any, max_model_len: Any) -> Dict[str, An
         "parent": parent,
         "max_model_len": max_model_len,
         "permission": [permission],
+    }
+
+
+def _logprobs(weights: str, prompt: str, count: int) -> Dict[str, Any]:
+    """What the same weights always say to a prompt, tokens by their ids (vLLM's ``return_tokens_as_token_ids``)."""
+    tops = []
+    for position in range(count):
+        digest = hashlib.sha256(f"{weights} {position} {prompt}".encode()).digest()
+        tops.append({f"token_id:{byte + 256 * rank}": -rank - byte / 1024 for rank, byte in enumerate(digest[:5])})
+    return {
+        "text_offset": [0] * count,
+        "tokens": [next(iter(top)) for top in tops],
+        "token_logprobs": [next(iter(top.values())) for top in tops],
+        "top_logprobs": tops,
     }
 
 
