@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from components.on_pod import podctl
+from tests.unit.podctl.engines import Engine
+from tests.unit.podctl.fake_systemd import FakeSystemd, free_port
 from tests.unit.podctl.pods import PodDirectory
 
 
@@ -15,3 +18,22 @@ def pod(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     # Some verbs ask systemd; this machine's own is none of the tests' business.
     monkeypatch.setattr(podctl, "run", lambda *argv, **_: podctl.Ran(127, "", f"{argv[0]}: not in this test"))
     return PodDirectory(tmp_path, lambda: capsys.readouterr()[:2])
+
+
+@pytest.fixture
+def systemd(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSystemd]:
+    fake = FakeSystemd(pod.units)
+    monkeypatch.setattr(podctl, "run", fake.run)
+    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.001)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def engine(pod: PodDirectory, port: int, systemd: FakeSystemd) -> Engine:
+    return Engine(pod, port)

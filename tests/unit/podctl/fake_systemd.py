@@ -4,6 +4,8 @@ A unit's text says in one line of JSON after `# fake:` what its engine does when
 
     serve    {id: root}: answers on `port`, `polls` looks at the unit after its start; `key` is the API key it wants,
              `health` another status for /health, `body` another answer of /v1/models
+    answers  {id: how it completes}: a number by which its logprobs are off, several to be used in turn, a list of an
+             HTTP status and a body, "dies" to end the engine, "hangs"; an id that is not there is unknown
     crash    its last journal lines: it ends and systemd is about to start it again
     die      its last journal lines: it fails for good
     refuse   systemctl's complaint: it is not started at all
@@ -16,6 +18,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,7 +38,7 @@ class FakeUnit:
     invocation: str = ""
     starts: int = 0
     behaviour: dict[str, Any] = field(default_factory=dict)
-    server: ThreadingHTTPServer | None = None
+    server: Server | None = None
     looks: int = 0
 
 
@@ -79,6 +82,9 @@ class FakeSystemd:
 
     def _show(self, unit: FakeUnit) -> Ran:
         unit.looks += 1
+        if unit.server is not None and unit.server.dead:
+            self._stop(unit)
+            unit.active, unit.sub, unit.result = "failed", "failed", "oom-kill"
         if unit.active == "active" and unit.server is None and unit.looks > unit.behaviour.get("polls", 0):
             self._listen(unit)
         if self.on_look:
@@ -148,8 +154,37 @@ class FakeSystemd:
             self._stop(unit)
 
 
-def serve(behaviour: dict[str, Any]) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    """`asked` is every completion's request, with the API key as `key`; `dead` says that one ended the engine."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.dead = False
+        super().__init__(("127.0.0.1", port), handler)
+
+    def complete(self, answer: Any, model: str) -> tuple[int, str]:
+        if answer is None:
+            return 404, json.dumps({"error": {"message": f"The model `{model}` does not exist."}})
+        if answer == "dies":
+            self.dead = True
+            return 500, json.dumps({"error": {"message": "EngineCore encountered an issue."}})
+        if isinstance(answer, list) and isinstance(answer[-1], str):
+            status, body = answer
+            return status, body
+        turn = sum(request["model"] == model for request in self.asked) - 1
+        shift = answer[turn % len(answer)] if isinstance(answer, list) else answer
+        first = {"token_id:1": -0.5 + shift, "token_id:2": -1.0, f"token_id:{3 + int(shift)}": -4.0}
+        words = ["token_id:1", f"token_id:{int(shift)}"]
+        return 200, json.dumps({"choices": [{"logprobs": {"tokens": words, "top_logprobs": [first, {}]}}]})
+
+
+def serve(behaviour: dict[str, Any]) -> Server:
     class Handler(BaseHTTPRequestHandler):
+        server: Server
+
         def do_GET(self) -> None:
             status, body = behaviour.get("health", 200), ""
             if self.path == "/v1/models":
@@ -159,15 +194,27 @@ def serve(behaviour: dict[str, Any]) -> ThreadingHTTPServer:
                 )
                 if "key" in behaviour and self.headers["Authorization"] != f"Bearer {behaviour['key']}":
                     status, body = 401, ""
+            self._reply(status, body)
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.server.asked.append({**request, "key": self.headers["Authorization"]})
+            answer = behaviour.get("answers", {}).get(request["model"])
+            if answer == "hangs":
+                time.sleep(2)
+                return
+            self._reply(*self.server.complete(answer, request["model"]))
+
+        def _reply(self, status: int, body: str) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body.encode())))
             self.end_headers()
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", behaviour["port"]), Handler)
+    server = Server(behaviour["port"], Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     return server
 

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from components.on_pod import podctl
-from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, free_port, serve
-from tests.unit.podctl.pods import Answer, PodDirectory, bundle, mode
+from tests.unit.podctl.engines import ENGINE, UNIT, Engine
+from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
+from tests.unit.podctl.pods import PodDirectory, bundle, mode
 
-ENGINE, UNIT = "prod-base-1", "lora-pods-prod-base-1.service"
 RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
 SERVES = f"{UNIT} serves 2 models"
 TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]
@@ -26,58 +26,6 @@ TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]
 @pytest.fixture
 def real_run() -> Callable[..., podctl.Ran]:
     return podctl.run  # without the fixtures that replace it
-
-
-@pytest.fixture
-def systemd(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSystemd]:
-    fake = FakeSystemd(pod.units)
-    monkeypatch.setattr(podctl, "run", fake.run)
-    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.001)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-class Engine:
-    """An engine that serves `models` from blobs; keyword arguments go into its unit (see fake_systemd)."""
-
-    def __init__(self, pod: PodDirectory, port: int) -> None:
-        self.pod, self.port = pod, port
-        self.digest = pod.stage(bundle())
-        pod.place({"m1": self.digest})
-        self.root = str(pod.blob(self.digest))
-
-    def document(
-        self, *models: str, engine: str = ENGINE, revision: int | None = None, **behaviour: Any
-    ) -> dict[str, Any]:
-        wanted: dict[str, str | None] = dict.fromkeys(models or ("m1",), self.root)
-        wanted["org/base"] = None
-        does = {"serve": {**wanted, "org/base": "org/base"}, "port": self.port, **behaviour}
-        unit = podctl.unit_name(engine)
-        return {
-            "stack": "prod", "engine": engine, "identity": "pod-1", "port": self.port, "secretsRevision": revision,
-            "unit": {"name": unit, "text": f"# fake: {json.dumps(does)}\n[Service]\nExecStart=vllm {self.root}\n"},
-            "ready": {"url": f"http://127.0.0.1:{self.port}", "models": wanted, "timeoutSeconds": 20},
-        }  # fmt: skip
-
-    def activate(self, *models: str, **behaviour: Any) -> Answer:
-        return self.pod.run("activate", stdin=self.document(*models, **behaviour))
-
-    def fails(self, timeout: float = 20, **behaviour: Any) -> list[str]:
-        document = self.document("m1", "m2", **behaviour)
-        document["ready"]["timeoutSeconds"] = timeout
-        answer = self.pod.run("activate", stdin=document)
-        assert answer.status == 1
-        return answer.lines
-
-
-@pytest.fixture
-def engine(pod: PodDirectory, port: int, systemd: FakeSystemd) -> Engine:
-    return Engine(pod, port)
 
 
 def activated(n: int, restarted: bool) -> dict[str, object]:
