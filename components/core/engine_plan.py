@@ -131,7 +131,7 @@ def plan_engine(
     return EnginePlan(
         base,
         tuple(argv),
-        _environment(python, options.env),
+        _environment(python, options.env, eager_cpu=options.device == "cpu" and arguments.get("enforce-eager") is True),
         flags,
         served,
         _STOP_SECONDS + _draining_seconds(arguments),
@@ -313,7 +313,7 @@ def _lora_module(adapter: PlannedAdapter, base: str, path: str) -> str:
     return json.dumps(item, ensure_ascii=False, separators=(",", ":"))
 
 
-def _environment(python: str, env: Mapping[str, str]) -> dict[str, str]:
+def _environment(python: str, env: Mapping[str, str], eager_cpu: bool) -> dict[str, str]:
     for name in env:
         where = f"engine.env.{printable(name)}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -327,4 +327,7 @@ def _environment(python: str, env: Mapping[str, str]) -> dict[str, str]:
             raise UserError(f"{where} cannot be set here: {OWNED_ENVIRONMENT[name]}")
     # vLLM builds kernels with tools (ninja, nvcc) it looks for on PATH, as in an activated venv.
     path = f"{posixpath.dirname(python)}:{_SYSTEM_PATH}"
-    return dict(sorted({**_DEFAULT_ENVIRONMENT, "PATH": path, **env}.items()))
+    # vLLM 0.32 compiles what counts logprobs even where it compiles nothing else (v1/sample/ops/logprobs.py), and on a
+    # CPU without a C++ compiler the first request for logprobs, the probe's or a client's, ends the engine.
+    default = {**_DEFAULT_ENVIRONMENT, **({"TORCH_COMPILE_DISABLE": "1"} if eager_cpu else {})}
+    return dict(sorted({**default, "PATH": path, **env}.items()))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -335,6 +336,23 @@ def test_draining_is_not_cut_short() -> None:
 def test_variables_of_the_user() -> None:
     environment = plan(options=replace(OPTIONS, env={"Z": "", "DO_NOT_TRACK": "0", "PATH": "/bin"})).environment
     assert environment == {"DO_NOT_TRACK": "0", "PATH": "/bin", "VLLM_NO_USAGE_STATS": "1", "Z": ""}
+
+
+@pytest.mark.parametrize(
+    ("device", "args", "env", "value"),
+    [
+        ("cpu", {"enforceEager": True}, {}, "1"),
+        ("cpu", {"enforceEager": True}, {"TORCH_COMPILE_DISABLE": "0"}, "0"),
+        ("cpu", {}, {}, None),
+        ("cpu", {"enforce_eager": False}, {}, None),
+        ("gpu", {"enforceEager": True}, {}, None),
+    ],
+)
+def test_an_eager_engine_on_a_cpu_needs_no_compiler_for_logprobs(
+    device: Literal["cpu", "gpu"], args: Mapping[str, Json], env: Mapping[str, str], value: str | None
+) -> None:
+    environment = plan(options=replace(OPTIONS, device=device, args=args, env=env)).environment
+    assert environment.get("TORCH_COMPILE_DISABLE") == value
 
 
 @pytest.mark.parametrize(
