@@ -1,7 +1,7 @@
 """The stack file, parsed: every fault found at once, each with its path, before anything is touched.
 
 The only place that reads Pulumi's configuration. The program and the dynamic providers (another process, handed the
-same configuration by `configure`) both come through `load`.
+same configuration by `configure`) both come through `load`. pulumi is imported where it is used: `lora` does without.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-import pulumi
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from components.core.errors import UserError, printable
 from components.core.naming import venv_python
 from components.core.ssh_key import normalise_host_key, normalise_private_key
+from components.stack_files import stack_directory
 
 PROJECT = "lora-pods"
 MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -236,16 +235,24 @@ class RawConfig(Protocol):
 
 
 class SettingsError(UserError):
-    """Every fault of a stack file, one a line, each beginning with its path."""
+    """Every fault of a stack, one a line, each beginning with its path, in the file's order; then the warnings."""
 
-    def __init__(self, faults: Sequence[str]) -> None:
-        self.faults = tuple(faults)
+    def __init__(self, faults: Sequence[str], warnings: Sequence[str] = ()) -> None:
+        self.faults = tuple(sorted(faults, key=_place_in_file))
         count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
-        super().__init__("\n".join([f"the stack file has {count}; nothing was touched:", *(f"  {f}" for f in faults)]))
+        lines = [f"the stack file has {count}; nothing was touched:", *(f"  {fault}" for fault in self.faults)]
+        super().__init__("\n".join([*lines, *(f"  warning: {warning}" for warning in warnings)]))
+
+
+def _place_in_file(fault: str) -> tuple[int, int]:
+    found = re.match(r"(pods|models)\[(\d+)", fault)
+    return (("pods", "models").index(found[1]), int(found[2])) if found else (2, 0)
 
 
 def program_config() -> RawConfig:
     """The running program's configuration."""
+    import pulumi
+
     return pulumi.Config(PROJECT)
 
 
@@ -259,27 +266,35 @@ def load(config: RawConfig) -> Settings:
 
 def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     """Like `load`, with the faults returned, so that a caller can add what it finds before it raises them."""
-    faults: list[str] = []
-    raw_pods = _decoded(config.get("pods"))
-    pods = list(_items(raw_pods, "pods", Pod, faults))
-    models = list(_items(_decoded(config.get("models")), "models", Model, faults))
-    if not pods and not faults:
-        faults.append("pods: at least one is needed (a base model and the machine that serves it)")
+    settings, faults = parse_models(config)
     require_lock = _decoded(config.get("requireLock"))
     if require_lock not in (None, True, False, ""):
         faults.append("requireLock: must be true or false")
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
     api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
-    faults += _pod_faults(pods, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
+    faults += _access_faults(settings, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
+    found = {"ssh_private_key": private_key, "api_key": api_key, "hf_token": hf_token}
+    return settings.model_copy(update={"require_lock": require_lock is True, **found}), faults
+
+
+def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
+    """The pods and the models alone, with their faults: all that can be said without a secret or a machine."""
+    faults: list[str] = []
+    raw_pods = _decoded(config.get("pods"))
+    pods = list(_items(raw_pods, "pods", Pod, faults))
+    models = list(_items(_decoded(config.get("models")), "models", Model, faults))
+    if not pods and not faults:
+        faults.append("pods: at least one is needed (a base model and the machine that serves it)")
+    faults += _pod_faults(pods)
     faults += _model_faults(models, _bases(raw_pods))
     settings = Settings(
         pods=tuple(pod for _, pod in pods),
         models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
-        require_lock=require_lock is True,
-        ssh_private_key=private_key,
-        api_key=api_key,
-        hf_token=hf_token,
+        require_lock=False,
+        ssh_private_key=None,
+        api_key=None,
+        hf_token=None,
         directory=stack_directory(),
         places={
             **{pod.base: f"pods[{index}]" for index, pod in pods},
@@ -291,6 +306,8 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
 
 def secrecy_faults(config: RawConfig) -> list[str]:
     """What is encrypted in the stack file and should not be, and the reverse. Only the program can tell."""
+    import pulumi
+
     faults = []
     for key in ("pods", "models"):
         if pulumi.runtime.is_config_secret(f"{PROJECT}:{key}"):
@@ -311,20 +328,6 @@ def secrecy_faults(config: RawConfig) -> list[str]:
                 f"`pulumi config set --secret {key}`, and consider what stood there as known"
             )
     return faults
-
-
-def stack_directory(start: Path | None = None) -> Path:
-    """Where the stack files lie: `stackConfigDir` beside the Pulumi.yaml at or above the working directory.
-
-    Pulumi starts the program and its dynamic providers in the project's directory.
-    """
-    here = (start or Path.cwd()).absolute()
-    for directory in (here, *here.parents):
-        project = directory / "Pulumi.yaml"
-        if project.is_file():
-            declared = yaml.safe_load(project.read_text(encoding="utf-8")) or {}
-            return directory / str(declared.get("stackConfigDir") or "")
-    raise UserError(f"no Pulumi.yaml in {here} or above it: run pulumi in the project's directory")
 
 
 Item = TypeVar("Item", bound=_Part)
@@ -397,7 +400,7 @@ def _secret(raw: object, key: str, check: Callable[[str], str], faults: list[str
         return None
 
 
-def _pod_faults(pods: Sequence[tuple[int, Pod]], has_private_key: bool, has_api_key: bool) -> Iterator[str]:
+def _pod_faults(pods: Sequence[tuple[int, Pod]]) -> Iterator[str]:
     bases: dict[str, int] = {}
     places: dict[tuple[str, int], int] = {}
     for index, pod in pods:
@@ -417,20 +420,26 @@ def _pod_faults(pods: Sequence[tuple[int, Pod]], has_private_key: bool, has_api_
                 "give each engine of a machine its own port"
             )
         places.setdefault(place, index)
-        if not has_private_key:
+    sandboxes = [index for index, pod in pods if pod.sandbox]
+    for index in sandboxes[1:]:
+        yield f"pods[{index}].sandbox: a stack has one sandbox, named after it, and pods[{sandboxes[0]}] is it"
+
+
+def _access_faults(settings: Settings, has_private_key: bool, has_api_key: bool) -> Iterator[str]:
+    """What keeps this machine from a pod, or lets anybody in."""
+    for pod in settings.pods:
+        where = settings.places[pod.base]
+        if pod.host and not has_private_key:
             yield (
                 f"{where}.host: needs the key that opens it: "
                 "`pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`"
             )
-        if pod.listen not in LOOPBACK and not has_api_key:
+        if pod.host and pod.listen not in LOOPBACK and not has_api_key:
             yield (
                 f"{where}.engine.listen: {pod.listen} lets in whoever reaches the machine; set a key for clients "
                 "first: `pulumi config set --secret apiKey …`"
             )
-    sandboxes = [index for index, pod in pods if pod.sandbox]
-    for index in sandboxes[1:]:
-        yield f"pods[{index}].sandbox: a stack has one sandbox, named after it, and pods[{sandboxes[0]}] is it"
-    if pods and os.environ.get("SSH_AUTH_SOCK") and not Path(os.environ["SSH_AUTH_SOCK"]).exists():
+    if settings.pods and os.environ.get("SSH_AUTH_SOCK") and not Path(os.environ["SSH_AUTH_SOCK"]).exists():
         yield (
             "SSH_AUTH_SOCK names a socket that is not there, and the command plugin fails on that even with a key at "
             "hand: unset it in this shell"

@@ -26,7 +26,8 @@ from components.pods.contract import Machine
 from components.pods.credentials import private_key_text, sandbox_credential, sandbox_keys
 from components.provider import Provider
 from components.remote import Connection
-from components.settings import Pod, Sandbox, Settings, stack_directory
+from components.settings import Pod, Sandbox, Settings
+from components.stack_files import stack_directory
 
 KEYS_IN_CONTAINER = "/etc/lora-pods-keys"
 _SPEC_LABEL = "lora-pods.spec"

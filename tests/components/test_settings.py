@@ -72,6 +72,10 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         {"id": "a", "base": "org/base", "adaptor": "x"},
     ]
     assert faults(pods=pods, models=models) == [
+        "pods[1].base: org/base has a pod already (pods[0]); one pod serves every model of a base",
+        "pods[2].engine.port: 8000 on 10.0.0.7 is taken by pods[0]; give each engine of a machine its own port",
+        "pods[2].engine.listen: 0.0.0.0 lets in whoever reaches the machine; set a key for clients first: "
+        "`pulumi config set --secret apiKey …`",
         "pods[3].host.address: must be a host name or an IP address, nothing else "
         "(the user and the port have their own keys)",
         "pods[3].host.hostKey: is missing",
@@ -79,16 +83,12 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryUtilization, "
         "listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, python, readyTimeoutSeconds, vllm",
         "pods[4]: give exactly one kind of pod: `host: {address: …, hostKey: …}` or `sandbox: {}`",
-        "models[4].adaptor: unknown key; known here: adapter, base, id, mayEqualBase",
-        "pods[1].base: org/base has a pod already (pods[0]); one pod serves every model of a base",
-        "pods[2].engine.port: 8000 on 10.0.0.7 is taken by pods[0]; give each engine of a machine its own port",
-        "pods[2].engine.listen: 0.0.0.0 lets in whoever reaches the machine; set a key for clients first: "
-        "`pulumi config set --secret apiKey …`",
         "models[1].id: acme-v1 is also models[0]; each id names one model",
         "models[2].id: 'org/base' cannot be used; an id has 1 to 96 letters, digits, dots, dashes and underscores, and "
         "begins with a letter or a digit",
         "models[2].id: org/base is the name a base is served under; choose another id",
         "models[3].base: no pod serves org/absent; pods serve org/base, org/other, x, y",
+        "models[4].adaptor: unknown key; known here: adapter, base, id, mayEqualBase",
     ]
 
 
@@ -125,9 +125,9 @@ def test_a_host_needs_a_key_and_a_vllm() -> None:
     with pytest.raises(SettingsError) as caught:
         load(Config(pods=[POD, {"base": "b", "host": {**HOST, "address": "other"}}]))
     assert list(caught.value.faults) == [
+        "pods[0].host: needs the key that opens it: `pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`",
         "pods[1]: say which vLLM the host runs: `engine: {vllm: {version: …}}` installs one, "
         "`engine: {python: /…/bin/python}` names an interpreter that has it",
-        "pods[0].host: needs the key that opens it: `pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`",
     ]
 
 

@@ -30,9 +30,12 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     ),
     "components.running": frozenset({"components.engine", "components.pods", "components.preview", "components.core"}),
     "components.preview": frozenset({"components.core"}),
-    "components.described": frozenset({"components.engine", "components.settings", "components.core"}),
+    "components.described": frozenset(
+        {"components.engine", "components.locked", "components.settings", "components.core"}
+    ),
+    "components.locked": frozenset({"components.settings", "components.stack_files", "components.core"}),
     # The `lora` command. It starts in a fraction of a second: what it may import is short on purpose.
-    "components.cli": frozenset({"components.settings", "components.core"}),
+    "components.cli": frozenset({"components.settings", "components.stack_files", "components.core"}),
     "components.engine": frozenset(
         {
             "components.pods",
@@ -58,13 +61,15 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.ssh",
             "components.provider",
             "components.settings",
+            "components.stack_files",
             "components.core",
         }
     ),
     "components.provider": frozenset({"components.settings", "components.core"}),
     "components.remote": frozenset({"components.on_pod.boot", "components.core"}),
     "components.render": frozenset({"components.core"}),
-    "components.settings": frozenset({"components.core"}),
+    "components.settings": frozenset({"components.stack_files", "components.core"}),
+    "components.stack_files": frozenset({"components.core"}),
     "components.ssh": frozenset({"components.core"}),
     "components.core": frozenset(),
     # podctl travels to the pod as text: nobody imports it.
@@ -78,7 +83,7 @@ OWNERS: Mapping[str, frozenset[str]] = {
     "pulumi_command": frozenset({"components.remote"}),
     "jinja2": frozenset({"components.render"}),
     "asyncssh": frozenset({"components.ssh"}),
-    "yaml": frozenset({"components.settings"}),
+    "yaml": frozenset({"components.stack_files"}),
     "boto3": frozenset(),
     "botocore": frozenset(),
     "peft": frozenset(),
