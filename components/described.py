@@ -7,40 +7,43 @@ from collections.abc import Mapping
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.engine import PlannedEngine, planned_engine
+from components.locked import look
 from components.settings import Pod, RawConfig, Settings, SettingsError, parse, secrecy_faults
 
 
 class Described:
     """A stack file with all that this machine can say about it before any resource exists.
 
-    `bundles` maps model ids to what their adapters are; `engines` maps bases to what will serve them.
+    `bundles` maps model ids to what their adapters are; `engines` maps bases to what will serve them. `notes` and
+    `warnings` are sentences for whoever runs this.
     """
 
     settings: Settings
     bundles: Mapping[str, BundleFacts]
     engines: Mapping[str, PlannedEngine]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def __init__(self, config: RawConfig, stack: str) -> None:
-        """Raises SettingsError with every fault of the file, of the adapters and of the plans together."""
+        """Raises SettingsError with every fault of the file, of its lock, of the adapters and of the plans together."""
         settings, faults = parse(config)
         faults += secrecy_faults(config)
-        with_adapters = [model for model in settings.models if model.adapter]
-        directories = [settings.adapter_directory(model) for model in with_adapters]
-        bundles: dict[str, BundleFacts] = {}
-        for model, found in zip(with_adapters, DigestCache().describe_all(directories), strict=True):
-            if isinstance(found, UserError):
-                faults.append(f"{settings.places[model.id]}.adapter: {found}")
-            else:
-                bundles[model.id] = found
+        found = look(settings, stack, DigestCache())
+        faults += found.faults
+        for each in found.present:
+            if isinstance(each.answer, UserError):
+                faults.append(f"{settings.places[each.model.id]}.adapter: {each.answer}")
+        warnings = list(found.warnings)
         engines: dict[str, PlannedEngine] = {}
         for pod in settings.pods:
             try:
-                engines[pod.base] = planned_engine(stack, pod, *served_by(pod, settings, bundles))
+                engines[pod.base] = planned_engine(stack, pod, *served_by(pod, settings, found.bundles))
             except UserError as error:
                 faults.append(f"{settings.places[pod.base]}.engine: {error}")
         if faults:
-            raise SettingsError(faults)
-        self.settings, self.bundles, self.engines = settings, bundles, engines
+            raise SettingsError(faults, warnings)
+        self.settings, self.bundles, self.engines = settings, found.bundles, engines
+        self.notes, self.warnings = tuple(found.notes), tuple(warnings)
 
 
 def served_by(

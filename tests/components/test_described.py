@@ -1,0 +1,222 @@
+"""What is known of a stack where adapters are absent, stale in the lock, or at fault."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+
+from components.core.digest_cache import DigestCache
+from components.core.lock import LockEntry, short_digest
+from components.described import Described
+from components.settings import SettingsError
+from components.stack_files import read_lock, write_lock
+from tests.components.graph import register
+from tests.components.test_settings import POD, PRIVATE_KEY, Config
+from tests.support.adapters import seeded_adapter
+
+BASE = "org/base"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 159000000\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "Pulumi.yaml").write_text("name: lora-pods\nruntime: python\nstackConfigDir: stacks\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "stacks").mkdir()
+    for number in (1, 2, 3):
+        seeded_adapter(tmp_path / "adapters" / f"v{number}", seed=number)
+    return tmp_path
+
+
+def stack_file(count: int = 3, **more: Any) -> Config:
+    models = [{"id": f"acme-v{n}", "base": BASE, "adapter": f"../adapters/v{n}"} for n in range(1, count + 1)]
+    return Config({"pods": [POD], "models": models, "sshPrivateKey": PRIVATE_KEY, **more})
+
+
+def lock(project: Path, count: int = 3) -> dict[str, LockEntry]:
+    entries = {}
+    for n in range(1, count + 1):
+        facts = DigestCache().describe(project / "adapters" / f"v{n}")
+        entries[f"acme-v{n}"] = LockEntry.of(facts, f"../adapters/v{n}", BASE)
+    write_lock(project / "stacks", "acme", entries)
+    return entries
+
+
+def described(config: Config) -> Described:
+    key = "lora-pods:sshPrivateKey"
+    pulumi.runtime.set_all_config({key: PRIVATE_KEY}, [key])
+    try:
+        return Described(config, "acme")
+    finally:
+        pulumi.runtime.set_all_config({}, [])
+
+
+def faults(config: Config) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        described(config)
+    return caught.value.faults
+
+
+def removed(directory: Path) -> None:
+    shutil.rmtree(directory)
+
+
+def without_weights(directory: Path) -> None:
+    (directory / "adapter_model.safetensors").unlink()
+
+
+def a_pointer(directory: Path) -> None:
+    (directory / "adapter_model.safetensors").write_text(POINTER)
+
+
+def a_link_to_nothing(directory: Path) -> None:
+    without_weights(directory)
+    (directory / "adapter_model.safetensors").symlink_to("../.git/annex/objects/gone")
+
+
+ABSENT = [removed, without_weights, a_pointer, a_link_to_nothing]
+
+
+@pytest.mark.parametrize("lose", ABSENT)
+def test_the_lock_stands_in_for_absent_bytes(project: Path, lose: Callable[[Path], None]) -> None:
+    """The very same resources: whatever Pulumi is told, it is told with and without the bytes."""
+    lock(project)
+    secrets = {"apiKey": "a", "hfToken": "b"}
+    whole = register(stack_file(**secrets))
+    for n in (1, 2, 3):
+        lose(project / "adapters" / f"v{n}")
+    assert register(stack_file(**secrets)) == whole
+    found = described(stack_file())
+    assert found.notes == (
+        "stacks/acme.lock.yaml stands in for adapters that are not on this machine: acme-v1, acme-v2, acme-v3",
+    )
+    assert found.warnings == ()
+
+
+def test_with_all_bytes_and_a_fitting_lock_there_is_nothing_to_say(project: Path) -> None:
+    for _ in range(2):
+        found = described(stack_file())
+        assert (found.notes, found.warnings) == ((), ())
+        lock(project)
+
+
+@pytest.mark.parametrize(
+    ("lose", "reason"),
+    [
+        (removed, "no such directory"),
+        (without_weights, "holds no adapter_model.safetensors"),
+        (a_pointer, "its adapter_model.safetensors is a Git LFS pointer"),
+        (a_link_to_nothing, "its adapter_model.safetensors is a link to nothing"),
+    ],
+)
+def test_absent_without_an_entry(project: Path, lose: Callable[[Path], None], reason: str) -> None:
+    lose(project / "adapters" / "v2")
+    place = f"models[1].adapter: acme-v2 at {project}/stacks/../adapters/v2: {reason}, and"
+    cure = "put the adapter there, or run `lora lock -s acme` where it is and commit the lock"
+    assert faults(stack_file()) == (f"{place} there is no stacks/acme.lock.yaml to stand in for it; {cure}",)
+    write_lock(project / "stacks", "acme", {})
+    # What else the lock lacks would be a warning: the bytes of those are here.
+    assert faults(stack_file()) == (f"{place} stacks/acme.lock.yaml has no entry for it; {cure}",)
+
+
+@pytest.mark.parametrize("changed", [{"adapter": "../adapters/v9"}, {"base": "org/other"}])
+def test_an_entry_of_another_adapter_does_not_stand_in(project: Path, changed: dict[str, str]) -> None:
+    entries = lock(project)
+    write_lock(project / "stacks", "acme", {**entries, "acme-v2": LockEntry(**{**vars(entries["acme-v2"]), **changed})})
+    removed(project / "adapters" / "v2")
+    (fault,) = faults(stack_file())
+    assert fault.startswith(f"models[1].adapter: acme-v2 at {project}/stacks/../adapters/v2: no such directory, and")
+    assert "stacks/acme.lock.yaml has another path or base for it" in fault
+
+
+def test_a_faulty_adapter_is_its_own_error_whatever_the_lock_says(project: Path) -> None:
+    lock(project)
+    (project / "adapters" / "v1" / "adapter_model.safetensors").write_bytes(b"\1")
+    (project / "adapters" / "v2" / "adapter_model.safetensors").rename(
+        project / "adapters" / "v2" / "adapter_model.bin"
+    )
+    for name in ("a", "b"):
+        (project / "adapters" / "v3" / name).mkdir()
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (project / "adapters" / "v3" / file).rename(project / "adapters" / "v3" / "a" / file)
+    told = faults(stack_file())
+    assert len(told) == 3
+    assert "v1/adapter_model.safetensors" in told[0]
+    assert "convert adapter_model.bin" in told[1]
+    assert "these folders in it do: a" in told[2]
+
+
+def test_the_bytes_win_and_the_stale_lock_is_one_line(project: Path) -> None:
+    old = lock(project)
+    seeded_adapter(project / "adapters" / "v1", seed=11)
+    del old["acme-v3"]
+    write_lock(project / "stacks", "acme", {**old, "gone": old["acme-v2"]})
+    new = DigestCache().describe(project / "adapters" / "v1").digest
+    found = described(stack_file())
+    assert found.bundles["acme-v1"].digest == new
+    third = short_digest(found.bundles["acme-v3"].digest)
+    stale = (
+        f"stacks/acme.lock.yaml says otherwise of 3 adapters: acme-v1 {short_digest(old['acme-v1'].digest)} → "
+        f"{short_digest(new)}, acme-v3 {third} (not in it), gone (no longer in the stack)"
+    )
+    assert found.warnings == (
+        f"{stale}. The adapters on this machine count; write the lock anew with `lora lock -s acme`",
+    )
+    assert faults(stack_file(requireLock=True)) == (
+        f"requireLock: {stale}; write it anew with `lora lock -s acme` and commit it, or bring back what it names",
+    )
+
+
+def test_requireLock_wants_a_lock(project: Path) -> None:
+    assert faults(stack_file(requireLock=True)) == (
+        "requireLock: there is no stacks/acme.lock.yaml; write it with `lora lock -s acme` and commit it",
+    )
+    assert described(stack_file(requireLock=True, models=[])).warnings == ()
+    lock(project)
+    removed(project / "adapters" / "v2")
+    assert described(stack_file(requireLock=True)).warnings == ()
+
+
+def test_a_hundred_of_a_kind_are_one_short_line(project: Path) -> None:
+    for n in range(4, 101):
+        shutil.copytree(project / "adapters" / "v3", project / "adapters" / f"v{n}")
+    entries = lock(project, 100)
+    write_lock(
+        project / "stacks",
+        "acme",
+        {model: LockEntry(**{**vars(entry), "digest": f"sha256:{'0' * 64}"}) for model, entry in entries.items()},
+    )
+    (warning,) = described(stack_file(100)).warnings
+    assert warning.startswith("stacks/acme.lock.yaml says otherwise of 100 adapters: acme-v1 000000000000 → ")
+    assert "and 95 more" in warning
+    assert len(warning) < 500
+
+    (project / "stacks" / "acme.lock.yaml").unlink()
+    shutil.rmtree(project / "adapters")
+    (fault,) = faults(stack_file(100))
+    assert fault.startswith("models[0, 1, 2, 3, 4 and 95 more].adapter: ")
+    assert len(fault) < 900
+
+
+def test_a_lock_with_faults_is_a_fault_among_the_others(project: Path) -> None:
+    lock(project)
+    path = project / "stacks" / "acme.lock.yaml"
+    path.write_text(path.read_text().replace("sha256:", "sha1:", 1))
+    removed(project / "adapters" / "v3")
+    pods = [{**POD, "engine": {**POD["engine"], "maxLoras": 0}}]
+    told = faults(stack_file(pods=pods))
+    assert [fault.partition(": ")[0] for fault in told] == ["pods[0].engine.maxLoras", "stacks/acme.lock.yaml"]
+    assert "models.acme-v1.digest: must be sha256:" in told[1]
+
+
+def test_what_was_not_asked_of_the_lock_is_not_written(project: Path) -> None:
+    described(stack_file())
+    assert read_lock(project / "stacks", "acme") is None
