@@ -1,0 +1,116 @@
+"""`lora lock -s STACK`: writes what each adapter of a stack is to `<stack>.lock.yaml`. No pulumi, no secrets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from components.core.digest_cache import DigestCache
+from components.core.errors import UserError, printable
+from components.core.lock import Difference, LockEntry, differences, short_digest, why_absent
+from components.core.told_once import listed
+from components.settings import PROJECT, Model, Settings, SettingsError, parse_models
+from components.stack_files import LockError, lock_place, read_lock, stack_config, stack_directory, write_lock
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What is known of a stack's adapters now: entries to write, models whose old entry is kept, models without any."""
+
+    entries: Mapping[str, LockEntry]
+    kept: Sequence[str]
+    unknown: Sequence[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write stacks/STACK.lock.yaml: what each adapter of the stack is, so that a preview works where the adapters "
+        "are not. Adapters that are not on this machine keep their entries."
+    )
+    parser.add_argument("-s", "--stack", required=True, help="the stack's name: that of stacks/Pulumi.STACK.yaml")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the lock would change")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: the lock is right now; 1: something is missing or at fault, or, with --check, the lock would change."""
+    try:
+        return _lock(str(args.stack), bool(args.check))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _lock(stack: str, check: bool) -> int:
+    directory = stack_directory()
+    place = lock_place(directory, stack)
+    settings, faults = parse_models(stack_config(directory, stack, PROJECT))
+    if faults:
+        raise SettingsError(faults)
+    unreadable: LockError | None = None
+    try:
+        old = read_lock(directory, stack)
+    except LockError as error:
+        old, unreadable = None, error
+    found = _look(settings, old or {})
+    if unreadable and found.unknown:
+        # What the lock says of those is lost if it is written anew without them.
+        raise unreadable
+    changes = differences(old or {}, found.entries)
+    changed = bool(changes) or old is None
+    if changed and not check:
+        write_lock(directory, stack, found.entries)
+    _tell(place, changes, changed, check, found)
+    if found.unknown:
+        print(
+            f"{place}: without {listed(found.unknown)}, which this machine does not have and no entry fits; "
+            f"run `lora lock -s {stack}` where they are",
+            file=sys.stderr,
+        )
+    return 1 if found.unknown or (check and changed) else 0
+
+
+def _look(settings: Settings, old: Mapping[str, LockEntry]) -> _Looked:
+    models = [model for model in settings.models if model.adapter]
+    directories = [settings.adapter_directory(model) for model in models]
+    entries: dict[str, LockEntry] = {}
+    kept, unknown, faults = [], [], []
+    for model, directory, answer in zip(models, directories, DigestCache().describe_all(directories), strict=True):
+        if not isinstance(answer, UserError):
+            entries[model.id] = LockEntry.of(answer, _adapter(model), model.base)
+        elif not why_absent(directory):
+            faults.append(f"{settings.places[model.id]}.adapter: {answer}")
+        elif model.id in old and old[model.id].fits(_adapter(model), model.base):
+            entries[model.id] = old[model.id]
+            kept.append(model.id)
+        else:
+            unknown.append(model.id)
+    if faults:
+        raise SettingsError(faults)
+    return _Looked(entries, kept, unknown)
+
+
+def _adapter(model: Model) -> str:
+    return model.adapter or ""
+
+
+def _tell(place: str, changes: Sequence[Difference], changed: bool, check: bool, found: _Looked) -> None:
+    for change in changes:
+        print(_line(change))
+    count = len(found.entries)
+    adapters = "1 adapter" if count == 1 else f"{count} adapters"
+    if not changed:
+        print(f"{place}: says what the {adapters} are; nothing to write")
+    else:
+        print(f"{place}: {'would be written' if check else 'written'} ({adapters}, {len(changes)} changed)")
+    if found.kept:
+        print(f"not on this machine, entries kept: {listed(found.kept)}")
+
+
+def _line(change: Difference) -> str:
+    model, old, new = printable(change.model), change.old, change.new
+    if old and new:
+        what = f"{short_digest(old.digest)} → {short_digest(new.digest)}" if old.digest != new.digest else change.reason
+        return f"  ~ {model}  {what}"
+    return f"  + {model}  {short_digest(new.digest)}" if new else f"  - {model}"
