@@ -16,10 +16,12 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
-from components.core.adapter import read_adapter
+from components.core.adapter import read_adapter, shown_path
 from components.core.bundle import bundle_members, stream_bundle
 from components.core.digest_cache import BundleFacts
 from components.core.errors import UserError, printable
+from components.core.lock import why_absent
+from components.core.told_once import listed
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text
 from components.pods.gpu_pod import GpuPod
@@ -136,11 +138,7 @@ async def _send(props: Mapping[str, Any], settings: Settings) -> None:
         missing: dict[str, int] = answer["missing"]
         if not missing:
             return
-        sources = {
-            wanted[model.id]: settings.adapter_directory(model)
-            for model in settings.models
-            if model.adapter and model.id in wanted
-        }
+        sources = _sources({model: digest for model, digest in wanted.items() if digest in missing}, settings)
         head = {"bundles": [{"digest": d, "size": sizes[d], "offset": missing[d]} for d in sorted(missing)]}
         await session.stream(
             line("receive-all"),
@@ -149,6 +147,30 @@ async def _send(props: Mapping[str, Any], settings: Settings) -> None:
                 *(_tail(sources[digest], digest, missing[digest]) for digest in sorted(missing)),
             ),
         )
+
+
+def _sources(wanted: Mapping[str, str], settings: Settings) -> dict[str, Path]:
+    """Where each digest's bytes are on this machine. `wanted` maps models to the digests that must be sent.
+
+    Raises UserError, with all of them, if some are nowhere: before anything is sent.
+    """
+    sources: dict[str, Path] = {}
+    absent: dict[str, str] = {}
+    for model in settings.models:
+        if model.id in wanted and wanted[model.id] not in sources:
+            directory, digest = settings.adapter_directory(model), wanted[model.id]
+            if why_absent(directory):
+                absent[digest] = f"{printable(model.id)} ({digest}) at {shown_path(directory)}"
+            else:
+                sources[digest] = directory
+    nowhere = sorted(text for digest, text in absent.items() if digest not in sources)
+    if nowhere:
+        raise UserError(
+            f"the pod lacks what is not on this machine either: {listed(nowhere)}; put the adapter"
+            f"{'s' if len(nowhere) > 1 else ''} there, or run `pulumi up` once from a machine that has "
+            f"{'them' if len(nowhere) > 1 else 'it'}"
+        )
+    return sources
 
 
 def _tail(directory: Path, digest: str, offset: int) -> Iterator[memoryview]:

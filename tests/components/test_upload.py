@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -133,6 +134,34 @@ def test_nothing_is_sent_where_nothing_is_missing(pod: Pod, upload: Callable[...
     (project / "adapters" / "v1" / "adapter_model.safetensors").chmod(0)
     upload({"a": "v1", "b": "v2"})
     assert [verb for verb, _ in pod.calls] == ["missing"]
+
+
+def test_bytes_that_are_nowhere_are_named_before_anything_is_sent(
+    pod: Pod, upload: Callable[..., None], facts: dict[str, BundleFacts], project: Path
+) -> None:
+    upload({"a": "v1"})
+    shutil.rmtree(project / "adapters" / "v1")
+    upload({"a": "v1", "again": "v1"})
+    pod.calls.clear()
+    (project / "adapters" / "v2" / "adapter_model.safetensors").unlink()
+
+    with pytest.raises(UserError) as caught:
+        upload({"a": "v1", "b": "v2"})
+
+    assert str(caught.value) == (
+        f"the pod lacks what is not on this machine either: b ({facts['v2'].digest}) at "
+        f"{project}/stacks/../adapters/v2; put the adapter there, or run `pulumi up` once from a machine that has it"
+    )
+    assert [verb for verb, _ in pod.calls] == ["missing"]
+
+
+def test_a_model_whose_bytes_another_one_has_here(
+    pod: Pod, upload: Callable[..., None], facts: dict[str, BundleFacts], project: Path
+) -> None:
+    facts["copy"] = facts["z"] = facts["v1"]
+    (project / "adapters" / "v1").rename(project / "adapters" / "copy")
+    upload({"a": "v1", "b": "copy", "c": "z"})
+    assert pod.staged() == hexes(facts["v1"])
 
 
 def test_an_upload_that_was_cut_goes_on_where_it_ended(
