@@ -16,7 +16,7 @@ from components.described import Described
 from components.settings import SettingsError
 from components.stack_files import read_lock, write_lock
 from tests.components.graph import register
-from tests.components.test_settings import POD, PRIVATE_KEY, Config
+from tests.components.test_settings import ENGINE, POD, PRIVATE_KEY, Config
 from tests.support.adapters import seeded_adapter
 
 BASE = "org/base"
@@ -89,7 +89,7 @@ ABSENT = [removed, without_weights, a_pointer, a_link_to_nothing]
 def test_the_lock_stands_in_for_absent_bytes(project: Path, lose: Callable[[Path], None]) -> None:
     """The very same resources: whatever Pulumi is told, it is told with and without the bytes."""
     lock(project)
-    secrets = {"apiKey": "a", "hfToken": "b"}
+    secrets: dict[str, Any] = {"apiKey": "a", "hfToken": "b"}
     whole = register(stack_file(**secrets))
     for n in (1, 2, 3):
         lose(project / "adapters" / f"v{n}")
@@ -211,7 +211,7 @@ def test_a_lock_with_faults_is_a_fault_among_the_others(project: Path) -> None:
     path = project / "stacks" / "acme.lock.yaml"
     path.write_text(path.read_text().replace("sha256:", "sha1:", 1))
     removed(project / "adapters" / "v3")
-    pods = [{**POD, "engine": {**POD["engine"], "maxLoras": 0}}]
+    pods = [{**POD, "engine": {**ENGINE, "maxLoras": 0}}]
     told = faults(stack_file(pods=pods))
     assert [fault.partition(": ")[0] for fault in told] == ["pods[0].engine.maxLoras", "stacks/acme.lock.yaml"]
     assert "models.acme-v1.digest: must be sha256:" in told[1]
