@@ -45,10 +45,10 @@ class Deployment(pulumi.ComponentResource):
 
     def _tell(self, described: Described) -> None:
         """One message each, since every message has a line of its own in the list of resources too."""
-        if notes := getattr(described, "notes", ()):
-            pulumi.log.info("\n".join(cut(notes)), resource=self)
-        if warnings := getattr(described, "warnings", ()):
-            pulumi.log.warn("\n".join(cut(warnings)), resource=self)
+        if described.notes:
+            pulumi.log.info("\n".join(cut(described.notes)), resource=self)
+        if described.warnings:
+            pulumi.log.warn("\n".join(cut(described.warnings)), resource=self)
 
     async def _summarise(self, serving: Sequence[Serving]) -> bool:
         pods = [await one.foreseen() for one in serving]
