@@ -1321,9 +1321,9 @@ class Answer(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """What the probe found: the adapters that answer as their base, and why others do not answer as they should."""
+    """What the probe found: how many adapters answer otherwise than their base, which as it does, what others do."""
 
-    asked: int
+    otherwise: int
     equal: Sequence[str]
     broken: Sequence[str]
     skipped: str  # why the engine cannot be probed at all, "" if it can
@@ -1451,7 +1451,7 @@ def probe(store: Store, engine: str, document: Document, trial: Trial, attended:
                 except Unanswered as fault:
                     broken.append("%s %s" % (model, fault))
                     if not fault.status or len(broken) == NAMED:  # each of the others might take as long
-                        return Probed(len(adapters), [], broken, "")
+                        return Probed(0, [], broken, "")
             bases.append(prober.ask(base, prompt))
         except Unanswered as fault:
             # An engine that embeds or classifies has no completions: vLLM says so with a status of 400 or 404.
@@ -1461,7 +1461,7 @@ def probe(store: Store, engine: str, document: Document, trial: Trial, attended:
         suspects = [model for model in suspects if model in answers and is_as_base(answers[model], bases)]
         if not suspects:
             break
-    return Probed(len(adapters), suspects, broken, "")
+    return Probed(len(adapters) - len(suspects) - len(broken), suspects, broken, "")
 
 
 def named(models: Sequence[str]) -> str:
@@ -1473,12 +1473,9 @@ def judge(unit: str, probed: Probed, allowed: Sequence[str]) -> str:
     """Says what was found, and gives the fault to act on: "" if there is none."""
     if probed.skipped:
         say("the adapters of %s could not be compared with their base: %s" % (unit, probed.skipped))
-    count = probed.asked - len(probed.equal) - len(probed.broken)
-    if count > 0:
-        say(
-            "%d adapter%s otherwise than %s base"
-            % (count, *one_or_more(count, (" answers", "its"), ("s answer", "their")))
-        )
+    if probed.otherwise:
+        words = one_or_more(probed.otherwise, (" answers", "its"), ("s answer", "their"))
+        say("%d adapter%s otherwise than %s base" % (probed.otherwise, *words))
     noted = [model for model in probed.equal if model in allowed]
     if noted:
         say("%s, as mayEqualBase allows" % as_base(noted))
@@ -1514,7 +1511,9 @@ def prove(store: Store, engine: str, document: Document, trial: Trial, attended:
     except Refusal as refusal:
         return str(refusal), True, {}
     fault = judge(unit_name(engine), probed, document["ready"]["probe"]["mayEqualBase"])
-    found = {"skipped": probed.skipped} if probed.skipped else {"asked": probed.asked, "equal": few(probed.equal)}
+    found = (
+        {"skipped": probed.skipped} if probed.skipped else {"otherwise": probed.otherwise, "equal": few(probed.equal)}
+    )
     return fault, bool(probed.broken), {"probe": found}
 
 

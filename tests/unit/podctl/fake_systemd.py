@@ -5,7 +5,7 @@ A unit's text says in one line of JSON after `# fake:` what its engine does when
     serve    {id: root}: answers on `port`, `polls` looks at the unit after its start; `key` is the API key it wants,
              `health` another status for /health, `body` another answer of /v1/models
     answers  {id: how it completes}: a number by which its logprobs are off, several to be used in turn, a list of an
-             HTTP status and a body, "dies" to end the engine, "hangs"; an id that is not there is unknown
+             HTTP status and a body, "dies" to end the engine soon after, "hangs"; an id that is not there is unknown
     crash    its last journal lines: it ends and systemd is about to start it again
     die      its last journal lines: it fails for good
     refuse   systemctl's complaint: it is not started at all
@@ -82,9 +82,11 @@ class FakeSystemd:
 
     def _show(self, unit: FakeUnit) -> Ran:
         unit.looks += 1
-        if unit.server is not None and unit.server.dead:
-            self._stop(unit)
-            unit.active, unit.sub, unit.result = "failed", "failed", "oom-kill"
+        if unit.server is not None and unit.server.looks_left is not None:
+            unit.server.looks_left -= 1
+            if unit.server.looks_left == 0:
+                self._stop(unit)
+                unit.active, unit.sub, unit.result = "failed", "failed", "oom-kill"
         if unit.active == "active" and unit.server is None and unit.looks > unit.behaviour.get("polls", 0):
             self._listen(unit)
         if self.on_look:
@@ -155,21 +157,21 @@ class FakeSystemd:
 
 
 class Server(ThreadingHTTPServer):
-    """`asked` is every completion's request, with the API key as `key`; `dead` says that one ended the engine."""
+    """`asked` is every completion's request, with the API key as `key`; `looks_left` counts down to its end."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.dead = False
+        self.looks_left: int | None = None
         super().__init__(("127.0.0.1", port), handler)
 
     def complete(self, answer: Any, model: str) -> tuple[int, str]:
         if answer is None:
             return 404, json.dumps({"error": {"message": f"The model `{model}` does not exist."}})
         if answer == "dies":
-            self.dead = True
+            self.looks_left = 3
             return 500, json.dumps({"error": {"message": "EngineCore encountered an issue."}})
         if isinstance(answer, list) and isinstance(answer[-1], str):
             status, body = answer

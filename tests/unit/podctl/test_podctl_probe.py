@@ -39,7 +39,7 @@ def test_adapters_that_answer_otherwise_than_their_base(engine: Engine, systemd:
     answer = activate(engine, {"m1": FAR, "m2": 1})
     assert answer.lines == ["2 adapters answer otherwise than their base", f"{UNIT} serves 3 models"]
     assert answer.result == {
-        "engine": ENGINE, "unit": UNIT, "generation": 1, "restarted": True, "probe": {"asked": 2, "equal": []},
+        "engine": ENGINE, "unit": UNIT, "generation": 1, "restarted": True, "probe": {"otherwise": 2, "equal": []},
     }  # fmt: skip
     # The base before and after, to tell the noise; one prompt is enough.
     assert asked(systemd) == [BASE, BASE, "m1", "m2", BASE]
@@ -113,7 +113,7 @@ def test_one_that_may_equal_its_base_is_noted(engine: Engine) -> None:
         "m2 answers exactly as its base does, as mayEqualBase allows",
         f"{UNIT} serves 3 models",
     ]
-    assert answer.result["probe"] == {"asked": 2, "equal": ["m2"]}
+    assert answer.result["probe"] == {"otherwise": 1, "equal": ["m2"]}
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ def test_one_that_may_equal_its_base_is_noted(engine: Engine) -> None:
         ([0, 0.02, 0], 0.05, True),
         ([0, 0.02, 0], 0.07, False),
         ([0, 0, 0.02], 0.05, True),
-        ([0, 1, 0], 1.5, True),  # where even its tokens differ, other tokens say nothing
+        ([0, 1, 0], 2.5, True),  # where even its tokens differ, other tokens say nothing
         (0, 0.00005, True),
         (0, 0.0002, False),
     ],
 )
 def test_what_the_base_differs_by_from_itself_is_noise(engine: Engine, base: Any, adapter: float, equal: bool) -> None:
     answer = activate(engine, {BASE: base, "m1": adapter}, allow=["m1"])
-    assert answer.result["probe"] == {"asked": 1, "equal": ["m1"] if equal else []}
+    assert answer.result["probe"] == {"otherwise": int(not equal), "equal": ["m1"] if equal else []}
 
 
-def top(**logprobs: float) -> list[Any]:
-    return [200, json.dumps({"choices": [{"logprobs": {"tokens": ["a"], "top_logprobs": [logprobs]}}]})]
+def top(*later: str, **logprobs: float) -> list[Any]:
+    return [200, json.dumps({"choices": [{"logprobs": {"tokens": ["a", *later], "top_logprobs": [logprobs]}}]})]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,11 @@ def top(**logprobs: float) -> list[Any]:
         (top(a=-0.5, b=-1.0, c=-4.0), top(a=-0.5, b=-1.0, d=-4.0), True),  # which of two alike is the last by chance
         (top(a=-0.5, b=-1.0, c=-4.0), top(a=-0.5, b=-1.0, d=-3.9), False),
         (top(a=-0.5, b=-1.0, c=-4.0), top(a=-0.5, d=-1.0, b=-4.0), False),
+        (top("x", "y", a=-0.5, b=-1.0), top("x", "y", a=-0.5, b=-1.0), True),
+        (top("x", "y", a=-0.5, b=-1.0), top("x", "z", a=-0.5, b=-1.0), False),
     ],
 )
-def test_tokens_that_only_one_of_them_lists(engine: Engine, base: Any, adapter: Any, equal: bool) -> None:
+def test_tokens_that_only_one_of_them_has(engine: Engine, base: Any, adapter: Any, equal: bool) -> None:
     answer = activate(engine, {BASE: base, "m1": adapter}, allow=["m1"])
     assert answer.result["probe"]["equal"] == (["m1"] if equal else [])
 
@@ -190,6 +192,14 @@ def test_an_adapter_that_does_not_answer_is_an_error(
     assert found.status == 1
     sentence = found.lines.index(next(line for line in found.lines if f"{UNIT} is not kept: {said}" in line))
     assert found.lines[sentence + 1 :] == ["last lines of its journal:", f"  Started {UNIT}", "  INFO the journal"]
+
+
+def test_others_are_not_asked_once_one_is_silent_or_many_fail(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "PROBE_SECONDS", 0.3)
+    lines = activate(engine, {"m1": "hangs", "m2": [500, ""]}).lines
+    assert f"{UNIT} is not kept: m1 does not answer within 0 seconds; nothing" in lines[0]
+    lines = activate(engine, {f"m{n:03}": [500, ""] for n in range(100)}).lines
+    assert "m018 answers 500, m019 answers 500; nothing served before it" in lines[0]
 
 
 def test_both_kinds_of_faults_are_told_together(engine: Engine) -> None:
@@ -248,7 +258,7 @@ def test_other_names_of_the_base_are_no_adapters(engine: Engine, systemd: FakeSy
     text, models = wanted["unit"]["text"], wanted["ready"]["models"]
     wanted["unit"]["text"] = text.replace(f'"plain": "{engine.root}"', f'"plain": "{BASE}"')
     models.update({BASE: BASE, "plain": BASE})
-    assert engine.pod.run("activate", stdin=wanted).result["probe"] == {"asked": 1, "equal": []}
+    assert engine.pod.run("activate", stdin=wanted).result["probe"] == {"otherwise": 1, "equal": []}
     assert "plain" not in asked(systemd)
 
 
