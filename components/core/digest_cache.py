@@ -1,44 +1,53 @@
-"""Digests of adapters that have not changed, without reading them again.
+"""Digests and checks of adapters that have not changed, without reading them again.
 
-An entry says what an adapter was when its files had this real path, size, mtime, ctime and inode. It is a memory
-only: whatever is wrong with the database costs time, never an error and never a wrong answer.
+What an adapter is, is remembered for its files' real path, size, mtime, ctime and inode; what is found in it, for its
+digest and what it is checked against.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
-from components.core import adapter as adapter_module
-from components.core import bundle as bundle_module
-from components.core.adapter import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, locate_adapter, read_located, shown_path
+from components.core.adapter import read_located
+from components.core.adapter_check import Against, around, check_adapter, check_files, placed
+from components.core.adapter_files import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    AdapterFiles,
+    locate_adapter,
+    real_directory,
+    shown_path,
+    unreadable,
+)
 from components.core.bundle import bundle_members, bundle_size, digest_bundle
-from components.core.errors import UserError, os_reason
-
-Result = TypeVar("Result")
+from components.core.errors import UserError
+from components.core.findings import FaultError, Finding, fault
+from components.core.memory import Memory
 
 # A file system's clock may be as coarse as this (FAT: 2 s), so that a second write leaves the same times behind.
 # The rule is git's: https://git-scm.com/docs/racy-git
 RACY_NS = 2_000_000_000
 
-BUSY_SECONDS = 5.0
-KEYS_PER_QUERY = 500
-ROWS_KEPT = 100_000
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS bundles (
-    rules TEXT NOT NULL, directory TEXT NOT NULL, facts TEXT NOT NULL, seal TEXT NOT NULL,
-    UNIQUE (rules, directory)
+# Modules whose change can change what an adapter is. Its digest takes a while, so that no other module is among them.
+BUNDLE_RULES = (
+    "adapter.py",
+    "adapter_config.py",
+    "adapter_files.py",
+    "bundle.py",
+    "digest_cache.py",
+    "errors.py",
+    "findings.py",
+    "json_text.py",
+    "safetensors_header.py",
 )
-"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class BundleFacts:
     """What an adapter is: the digest and size of its bundle, and what its files say of themselves."""
 
     digest: str
-    """``sha256:<64 hex digits>`` of the bundle."""
+    """`sha256:<64 hex digits>` of the bundle."""
     size: int
     """Bytes of the bundle (the tar)."""
     rank: int
@@ -67,7 +76,7 @@ class _Sight:
 
 @dataclass(frozen=True)
 class _Computed:
-    """An answer found by reading; ``lasting`` if the files cannot change without a trace in their times."""
+    """An answer found by reading; `lasting` if the files cannot change without a trace in their times."""
 
     sight: _Sight
     answer: BundleFacts | UserError
@@ -75,15 +84,15 @@ class _Computed:
 
 
 class DigestCache:
-    """Answers what an adapter's bundle is, from memory where nothing has changed.
+    """Answers what an adapter's bundle is and what is wrong with it, from memory where nothing has changed.
 
     Args:
-        path: the SQLite file; by default ``lora-pods/digests.sqlite3`` in the user's cache directory.
+        path: the SQLite file; by default `lora-pods/digests.sqlite3` in the user's cache directory.
         clock: nanoseconds since the epoch, by the clock that stamps files.
     """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], int] = time.time_ns) -> None:
-        self._path = path or default_path()
+        self._memory = Memory(path or default_path())
         self._clock = clock
 
     def describe(self, directory: Path) -> BundleFacts:
@@ -112,7 +121,7 @@ class DigestCache:
             # By the key asked for: the directory itself may have become a link to another by now.
             for stranger, item in zip(strangers, computed, strict=True):
                 answers[stranger.key] = item.answer
-            self._remember([item for item in computed if item.lasting])
+            self._remember(item for item in computed if item.lasting)
         return [sight if isinstance(sight := sights[path], UserError) else answers[sight.key] for path in directories]
 
     def _compute_or_error(self, sight: _Sight) -> _Computed:
@@ -132,77 +141,71 @@ class DigestCache:
                     return _Computed(before, facts, lasting=before.newest_ns + RACY_NS < began)
         except UserError as error:
             return _Computed(sight, error, lasting=False)
-        changing = UserError(
-            f"{shown_path(directory)}: changed while it was being read; run again when nothing writes to it."
+        changing = fault(
+            shown_path(directory), "changing", "changed while it was being read; run again when nothing writes to it."
         )
         return _Computed(sight, changing, lasting=False)
 
-    # --- the database: every failure is an empty answer ---------------------------------------------------
+    def check_all(self, items: Sequence[tuple[Path, BundleFacts | UserError, Against]]) -> list[list[Finding]]:
+        """What is found in many adapters, each list sorted, in the same order; known ones are not opened.
+
+        Args:
+            items: a directory, what `describe_all` said of it, and what it is to be served by.
+        """
+        questions = [
+            (path, _question(facts, against), facts.digest, against)
+            for path, facts, against in items
+            if isinstance(facts, BundleFacts)
+        ]
+        known = {
+            question: _findings_from_json(text)
+            for question, text in self._memory.recall(
+                _check_rules(), {question: "" for _, question, _, _ in questions}
+            ).items()
+        }
+        self._find_anew([each for each in questions if each[1] not in known], known)
+        return [
+            _live(path, facts, against)
+            if isinstance(facts, UserError)
+            else _with_surroundings(path, known[_question(facts, against)])
+            for path, facts, against in items
+        ]
+
+    def _find_anew(self, strangers: Sequence[tuple[Path, str, str, Against]], known: dict[str, list[Finding]]) -> None:
+        """Reads adapters, adds what is found to `known`, and remembers it where it is sure to last."""
+        sights = {path: sight for path, *_ in strangers if isinstance(sight := _sight_or_error(path), _Sight)}
+        described = self._recall(list(sights.values()))
+        lasting = {}
+        for path, question, digest, against in strangers:
+            try:
+                before = sights[path] if path in sights else _look(path)
+                known[question] = check_files(before.files, against)
+            except FaultError as error:
+                known[question] = [error.finding]
+                continue
+            facts = described.get(before.key)
+            # Only if what was read is what has the digest.
+            if facts and facts.digest == digest and _sight_or_error(path) == before:
+                lasting[question] = ("", _findings_to_json(known[question]))
+        self._memory.remember(_check_rules(), lasting)
 
     def _recall(self, sights: Sequence[_Sight]) -> dict[str, BundleFacts]:
-        def select(database: sqlite3.Connection) -> dict[str, BundleFacts]:
-            found = {}
-            for start in range(0, len(sights), KEYS_PER_QUERY):
-                wanted = {sight.key: sight.fingerprint for sight in sights[start : start + KEYS_PER_QUERY]}
-                marks = ",".join("?" * len(wanted))
-                rows: Iterable[tuple[object, ...]] = database.execute(
-                    f"SELECT directory, facts, seal FROM bundles WHERE rules = ? AND directory IN ({marks})",
-                    (_rules(), *wanted),
-                )
-                for key, facts, seal in rows:
-                    if not (isinstance(key, str) and isinstance(facts, str) and key in wanted):
-                        continue
-                    if seal == _seal(key, wanted[key], facts):
-                        found[key] = _facts_from_json(facts)
-            return found
+        found = self._memory.recall(_rules(), {sight.key: sight.fingerprint for sight in sights})
+        return {key: _facts_from_json(text) for key, text in found.items()}
 
-        return (self._with_database(select) if sights else None) or {}
-
-    def _remember(self, entries: Sequence[_Computed]) -> None:
-        def insert(database: sqlite3.Connection) -> None:
-            rows = []
-            for entry in entries:
-                if isinstance(entry.answer, BundleFacts):
-                    sight, text = entry.sight, json.dumps(asdict(entry.answer))
-                    seal = _seal(sight.key, sight.fingerprint, text)
-                    rows.append((_rules(), sight.key, text, seal))
-            with database:
-                database.executemany("INSERT OR REPLACE INTO bundles VALUES (?, ?, ?, ?)", rows)
-                database.execute(
-                    "DELETE FROM bundles WHERE rowid <= (SELECT max(rowid) FROM bundles) - ?", (ROWS_KEPT,)
-                )
-
-        if entries:
-            self._with_database(insert)
-
-    def _with_database(self, use: Callable[[sqlite3.Connection], Result]) -> Result | None:
-        if self._path is None:
-            return None
-        for _ in range(2):
-            try:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with closing(sqlite3.connect(self._path, timeout=BUSY_SECONDS)) as database:
-                    database.execute("PRAGMA journal_mode = WAL")
-                    database.execute("PRAGMA synchronous = NORMAL")
-                    database.execute(_SCHEMA)
-                    return use(database)
-            # Locked for too long, not writable, disk full: do without.
-            except (sqlite3.OperationalError, OSError, ValueError):
-                return None
-            # Not a database, or a damaged one: start anew.
-            except sqlite3.DatabaseError:
-                self._discard(self._path)
-        return None
-
-    @staticmethod
-    def _discard(path: Path) -> None:
-        for suffix in ("-wal", "-shm", ""):
-            with suppress(OSError):
-                path.with_name(path.name + suffix).unlink()
+    def _remember(self, entries: Iterable[_Computed]) -> None:
+        self._memory.remember(
+            _rules(),
+            {
+                entry.sight.key: (entry.sight.fingerprint, json.dumps(asdict(entry.answer)))
+                for entry in entries
+                if isinstance(entry.answer, BundleFacts)
+            },
+        )
 
 
 def default_path() -> Path | None:
-    """``lora-pods/digests.sqlite3`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None for a user without a home."""
+    """`lora-pods/digests.sqlite3` in `$XDG_CACHE_HOME` or `~/.cache`; None for a user without a home."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     try:
         # The XDG Base Directory Specification: a relative path is to be ignored.
@@ -214,10 +217,20 @@ def default_path() -> Path | None:
 
 @cache
 def _rules() -> str:
-    """The rules an answer was found by: other rules (another version of this program) find it anew."""
+    """The rules facts were found by: other rules (another version of this program) find them anew."""
+    return _sources(BUNDLE_RULES)
+
+
+@cache
+def _check_rules() -> str:
+    """The rules findings were found by: all of this package, since a check takes only milliseconds."""
+    return _sources(sorted(path.name for path in Path(__file__).parent.glob("*.py")))
+
+
+def _sources(names: Iterable[str]) -> str:
     sha256 = hashlib.sha256()
-    for source in (adapter_module.__file__, bundle_module.__file__, __file__):
-        sha256.update(Path(source).read_bytes())
+    for name in names:
+        sha256.update(Path(__file__).with_name(name).read_bytes())
     return sha256.hexdigest()
 
 
@@ -229,7 +242,7 @@ def _look(directory: Path) -> _Sight:
         try:
             status = path.lstat()
         except OSError as error:
-            raise UserError(f"{shown_path(directory / name)}: cannot be read ({os_reason(error)}).") from None
+            raise unreadable(shown_path(directory / name), error) from None
         seen.append((name, str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
         newest_ns = max(newest_ns, status.st_mtime_ns, status.st_ctime_ns)
     return _Sight(files, key=json.dumps(str(files.real_directory)), fingerprint=json.dumps(seen), newest_ns=newest_ns)
@@ -260,6 +273,34 @@ def _facts_from_json(text: str) -> BundleFacts:
     return BundleFacts(**{**document, "modules": tuple(document["modules"])})
 
 
-def _seal(key: str, fingerprint: str, facts: str) -> str:
-    """What makes facts true: the rules, the directory and its files as they were. A damaged row has another seal."""
-    return hashlib.sha256(json.dumps([_rules(), key, fingerprint, facts]).encode("ascii")).hexdigest()
+def _question(facts: BundleFacts, against: Against) -> str:
+    base_digest = against.base_model and against.base_model.digest
+    return json.dumps([facts.digest, against.base, base_digest, against.vllm, against.lora_target_modules])
+
+
+def _findings_to_json(findings: Iterable[Finding]) -> str:
+    return json.dumps([astuple(finding) for finding in findings])
+
+
+def _findings_from_json(text: str) -> list[Finding]:
+    return [Finding(*fields) for fields in json.loads(text)]
+
+
+def _with_surroundings(directory: Path, contents: Sequence[Finding]) -> list[Finding]:
+    """What the files say, and what lies beside them now: looking at names is not opening anything."""
+    try:
+        return placed([*around(real_directory(directory)), *contents], directory)
+    except FaultError as error:
+        return [error.finding]
+
+
+def _live(directory: Path, error: UserError, against: Against) -> list[Finding]:
+    """What is wrong with an adapter that has no digest."""
+    found = check_adapter(directory, against)
+    if any(finding.severity == "error" for finding in found):
+        return found
+    if isinstance(error, FaultError):
+        return [error.finding]
+    return [
+        Finding(shown_path(directory), "error", "unreadable", "", str(error).removeprefix(f"{shown_path(directory)}: "))
+    ]

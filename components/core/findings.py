@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from components.core.errors import UserError
+
 Severity: TypeAlias = Literal["error", "warning"]
 
 
@@ -28,3 +30,16 @@ class Finding:
     def __str__(self) -> str:
         where = f"{self.path}: {self.subject}" if self.subject else self.path
         return f"{where}: {self.message}"
+
+
+class FaultError(UserError):
+    """What keeps an adapter from being read at all, as an error and as a finding."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+def fault(path: str, rule: str, message: str) -> FaultError:
+    """The error to raise for a fault of a whole file or directory."""
+    return FaultError(Finding(path, "error", rule, "", message))

@@ -191,7 +191,7 @@ def test_a_disk_that_fails_while_reading(tmp_path: Path, monkeypatch: pytest.Mon
         def readinto(self, buffer: object, /) -> int:
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("components.core.adapter.FileIO", Failing)
+    monkeypatch.setattr("components.core.adapter_files.FileIO", Failing)
     with pytest.raises(UserError) as caught:
         digest_bundle(members)
     assert str(caught.value) == f"{members[0].path}: cannot be read (input/output error)."
