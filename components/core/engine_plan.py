@@ -9,7 +9,7 @@ import json
 import math
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -86,6 +86,8 @@ class EnginePlan:
     served: Mapping[str, str | None]
     stop_seconds: int
     gpu: bool
+    warnings: tuple[str, ...] = ()
+    """What is allowed and may not be meant: whole sentences."""
 
 
 def plan_engine(
@@ -136,7 +138,30 @@ def plan_engine(
         served,
         _STOP_SECONDS + _draining_seconds(arguments),
         options.device == "gpu",
+        (*_names_alike(list(served)), *(_quantized(arguments) if adapters else ())),
     )
+
+
+def _names_alike(names: Sequence[str]) -> Iterator[str]:
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(name.casefold(), []).append(name)
+    for same in sorted(sorted(group) for group in alike.values() if len(group) > 1):
+        yield (
+            f"{' and '.join(map(printable, same))} differ only in upper and lower case; vLLM tells them apart, but "
+            "whoever asks for them may not. Give each a name of its own."
+        )
+
+
+def _quantized(arguments: Mapping[str, Json]) -> Iterator[str]:
+    """vLLM finds out while it loads: the layers it adapts are listed by kind of layer, not by quantisation."""
+    method = arguments.get("quantization")
+    if isinstance(method, str):
+        yield (
+            f"args.quantization is {printable(method)}, and vLLM serves adapters on a quantised base for some "
+            "architectures only. Where it does not, the engine ends while it starts; try it on a pod that nobody "
+            "waits for."
+        )
 
 
 def _served(

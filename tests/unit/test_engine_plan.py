@@ -141,6 +141,31 @@ def test_a_name_that_vllm_reads_as_none() -> None:
     assert plan(replace(A, id="None")).served == {BASE: BASE, "None": blob_path(A.digest)}
 
 
+def test_ids_that_differ_only_in_case_are_told() -> None:
+    acme, shouted = replace(A, id="acme"), replace(B, id="ACME")
+    assert plan(acme, shouted, C).warnings == (
+        "ACME and acme differ only in upper and lower case; vLLM tells them apart, but whoever asks for them may not. "
+        "Give each a name of its own.",
+    )
+    assert plan(replace(A, id=BASE.lower()), aliases=("raw", "Raw")).warnings == (
+        f"{BASE} and {BASE.lower()} differ only in upper and lower case; vLLM tells them apart, but whoever asks for "
+        "them may not. Give each a name of its own.",
+        "Raw and raw differ only in upper and lower case; vLLM tells them apart, but whoever asks for them may not. "
+        "Give each a name of its own.",
+    )
+    assert plan(A, B, C, aliases=("raw",)).warnings == ()
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_adapters_on_a_quantised_base_are_told(method: str) -> None:
+    quantised = replace(OPTIONS, args={"quantization": method})
+    assert plan(A, options=quantised).warnings == (
+        f"args.quantization is {method}, and vLLM serves adapters on a quantised base for some architectures only. "
+        "Where it does not, the engine ends while it starts; try it on a pod that nobody waits for.",
+    )
+    assert plan(options=quantised).warnings == ()
+
+
 # --- LoRA flags ---
 
 
