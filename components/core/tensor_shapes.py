@@ -1,0 +1,170 @@
+"""Shapes and types of LoRA matrices, held against each other and against the ranks of adapter_config.json.
+
+vllm/lora/layers/*.py (0.32.0), `set_lora`: a matrix is copied into the corner of a buffer of zeros. One that is empty
+or too small changes less than it should without a word, one that is too large ends the server, and so does a matrix
+without its other half (vllm/lora/lora_weights.py, `optimize`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from components.core.findings import Finding
+from components.core.safetensors_header import Tensor
+from components.core.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, shown, some, told
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_COARSE_FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+_PLAIN_PATTERN = re.compile(r"(?:[A-Za-z0-9_-]|\\?\.)+")
+_AGAIN = "save the adapter again with PEFT's save_pretrained."
+
+
+def halves(place: str, pairs: Mapping[str, Pair]) -> Iterator[Finding]:
+    """Matrices whose other half is missing."""
+    alone = [pair.matrices[0][0] for pair in pairs.values() if not pair.a or not pair.b]
+    if alone:
+        yield told(
+            place,
+            "error",
+            "half-a-pair",
+            alone,
+            f"{len(alone)} of {len(pairs)} modules have only one of their two matrices ({some(alone)}); vLLM fails on "
+            f"that while it loads. The file is incomplete: save or copy the adapter again.",
+        )
+
+
+def shapes(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) -> Iterator[Finding]:
+    """Matrices that are empty or none, that do not fit together, or that have another rank than the config says."""
+    ranks = _Ranks(config)
+    dimensions, empty, unequal, other_rank = Group(), Group(), Group(), Group()
+    for module, pair in pairs.items():
+        sound = True
+        for name, tensor in pair.matrices:
+            if 0 in tensor.shape:
+                empty.add(name, _size(tensor))
+                sound = False
+            elif len(tensor.shape) != 2:
+                sound = False
+                if not pair.is_experts:
+                    dimensions.add(name, _size(tensor))
+        if not sound or pair.is_experts:
+            continue
+        rows = pair.a[0][1].shape[0] if pair.a else pair.b[0][1].shape[1]
+        columns = pair.b[0][1].shape[1] if pair.b else rows
+        allowed = ranks.of(module)
+        if rows != columns:
+            unequal.add(pair.a[0][0], f"A has {rows} rows and B {columns} columns")
+        elif allowed and rows not in allowed:
+            wanted = " or ".join(map(str, sorted(allowed)[:NAMES_SHOWN]))
+            other_rank.add(pair.matrices[0][0], f"has rank {rows}, and the config says {wanted}")
+    if empty.names:
+        yield told(
+            place,
+            "error",
+            "empty-tensor",
+            empty.names,
+            f"{len(empty.names)} LoRA matrices hold no numbers ({shown(empty.names[0])} is {empty.detail}), so that "
+            f"vLLM would answer as the base does; they were saved while sharded over several GPUs. Gather them, and "
+            f"{_AGAIN}",
+        )
+    if dimensions.names:
+        yield told(
+            place,
+            "error",
+            "dimensions",
+            dimensions.names,
+            f"{len(dimensions.names)} LoRA tensors are no matrices ({shown(dimensions.names[0])} is "
+            f"{dimensions.detail}); a LoRA matrix has 2 dimensions; {_AGAIN}",
+        )
+    if unequal.names:
+        yield told(
+            place,
+            "error",
+            "ranks-differ",
+            unequal.names,
+            f"the two matrices of {len(unequal.names)} of {len(pairs)} modules do not fit together "
+            f"({shown(unequal.names[0])}: {unequal.detail}); {_AGAIN}",
+        )
+    if other_rank.names:
+        yield told(
+            place,
+            "error",
+            "rank",
+            other_rank.names,
+            f"{len(other_rank.names)} of {len(pairs)} modules have another rank than adapter_config.json says "
+            f"({shown(other_rank.names[0])} {other_rank.detail}), and vLLM would scale them wrongly. Config and "
+            f"weights are of different trainings, or rank_pattern is missing: put those together that belong together.",
+        )
+
+
+def types(place: str, pairs: Mapping[str, Pair]) -> Iterator[Finding]:
+    """Numbers that are no floating point: vllm/lora/lora_model.py converts whatever it reads by `tensor.to(dtype)`."""
+    coarse, unfit = Group(), Group()
+    for pair in pairs.values():
+        for name, tensor in pair.matrices:
+            if tensor.dtype in _COARSE_FLOATS:
+                coarse.add(name, tensor.dtype)
+            elif tensor.dtype not in _FLOATS:
+                unfit.add(name, tensor.dtype)
+    if unfit.names:
+        yield told(
+            place,
+            "error",
+            "dtype",
+            unfit.names,
+            f"{len(unfit.names)} LoRA matrices are of type {shown(unfit.detail)}, which vLLM cannot read or takes for "
+            f"the numbers themselves; save the adapter as BF16, F16 or F32.",
+        )
+    if coarse.names:
+        yield told(
+            place,
+            "warning",
+            "dtype",
+            coarse.names,
+            f"{len(coarse.names)} LoRA matrices are of type {coarse.detail}: vLLM takes their numbers without any "
+            f"scale that may belong to them; save the adapter as BF16, F16 or F32.",
+        )
+
+
+class _Ranks:
+    """Which ranks the config allows a module.
+
+    vllm/lora/peft_helper.py (0.32.0) `_match_pattern`, as PEFT's `get_pattern_key`: a key of rank_pattern is a regular
+    expression for the end of a module's name, and the first that matches counts. Keys come from outside, so that none
+    is run as an expression: names are compared as they are, and where another key stands before the one that fits, any
+    rank of the pattern is allowed.
+    """
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._default = _whole(config.get("r"))
+        self._plain: dict[str, tuple[int, int | None]] = {}
+        pattern = config.get("rank_pattern")
+        entries = pattern if isinstance(pattern, dict) else {}
+        self._first_expression = len(entries)
+        for position, (key, value) in enumerate(entries.items()):
+            if isinstance(key, str) and _PLAIN_PATTERN.fullmatch(key):
+                self._plain.setdefault(key.replace("\\.", "."), (position, _whole(value)))
+            else:
+                self._first_expression = min(self._first_expression, position)
+        self._unmatched = (len(entries), self._default)
+        self._any = {rank for rank in (self._default, *map(_whole, entries.values())) if rank}
+
+    def of(self, module: str) -> set[int]:
+        """Empty where the config tells nothing usable."""
+        if self._default is None:
+            return set()
+        matches = [self._plain[ending] for ending in endings(module) if ending in self._plain] if self._plain else []
+        position, rank = min(matches, key=lambda match: match[0]) if matches else self._unmatched
+        if self._first_expression < position:
+            return self._any
+        return {rank} if rank else set()
+
+
+def _size(tensor: Tensor) -> str:
+    """`4 x 8`."""
+    return " x ".join(map(str, tensor.shape[:8])) or "a single number"
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
