@@ -152,8 +152,9 @@ def _target_modules(config: Mapping[str, object]) -> Iterator[Finding]:
     if "target_modules" not in config:
         return
     targets = config["target_modules"]
-    # vLLM goes by the tensors' names. PEFT writes null where the model's default targets were meant.
-    if targets is None or targets == "":
+    # vLLM goes by the tensors' names. PEFT writes null where the model's default targets were meant, and an empty list
+    # where parameters are targeted instead.
+    if targets is None or targets == "" or (targets == [] and not config.get("target_parameters")):
         yield _warning(
             "target-modules",
             "target_modules",
