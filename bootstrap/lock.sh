@@ -5,7 +5,8 @@
 # lock [UV FLAGS…]: pins that are there stay as they are unless a flag such as --upgrade says otherwise.
 lock() {
   local inputs go_version
-  ensure_venv
+  # Not brought up to date first: a new build backend, say, is in no lock yet.
+  [ -x "$VENV/bin/python" ] || ensure_venv
   ensure_uv
   inputs="$("$VENV/bin/python" "$ROOT/bootstrap/lock_inputs.py")"
   go_version="$(sed -n 's/^go //p' "$ROOT/bootstrap/pulumi/go.mod")"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# uv, and the venv in .venv that holds exactly what the locks name.
+# uv, and the venv in .venv that holds exactly what the locks name, and this project itself with its `lora` command.
 
 UV_MINIMUM=0.7.0
 UV=""
@@ -34,13 +34,15 @@ install_uv() {
 
 ensure_uv() { find_uv || locked uv install_uv || die "uv could not be installed"; }
 
-# The stamp names the lock and the interpreter: a venv whose Python is gone is made again.
+# The stamp names what was installed, from where, and the interpreter: a venv whose Python is gone is made again.
 venv_stamp() {
-  printf '%s %s\n' "$(hash_of "$ROOT/requirements-dev.txt")" \
-    "$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || echo none)"
+  printf '%s %s %s\n' "$(hash_of "$ROOT/requirements-dev.txt" "$ROOT/pyproject.toml")" \
+    "$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || echo none)" "$ROOT"
 }
 
-venv_ready() { [ -f "$VENV/.lock-stamp" ] && [ "$(cat "$VENV/.lock-stamp")" = "$(venv_stamp)" ]; }
+venv_ready() {
+  [ -f "$VENV/.lock-stamp" ] && [ -x "$VENV/bin/lora" ] && [ "$(cat "$VENV/.lock-stamp")" = "$(venv_stamp)" ]
+}
 
 ensure_venv() {
   if venv_ready; then
@@ -59,6 +61,9 @@ make_venv() {
     logged venv "$UV" venv --clear --python '>=3.10' "$VENV" || return 1
   # From uv's cache first: it is instant, and it works without a network.
   sync_venv --offline >/dev/null 2>&1 || logged venv-sync sync_venv || return 1
+  # Afterwards, since a sync removes what the lock does not name. It needs no network: the backend is in the lock.
+  logged venv-project "$UV" pip install --quiet --offline --python "$VENV/bin/python" \
+    --no-deps --no-build-isolation --editable "$ROOT" || return 1
   venv_stamp >"$VENV/.lock-stamp"
   say "python: .venv ready ($((SECONDS - started)) s)"
 }

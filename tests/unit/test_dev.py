@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("dev", "bootstrap/*.sh", "bootstrap/*/go.mod", "bootstrap/tools/*.txt", "requirements*.txt")
+COPIED = ("dev", "bootstrap/*.sh", "bootstrap/*/go.mod", "bootstrap/tools/*.txt", "requirements*.txt", "pyproject.toml")
 REAL_TOOLS = (
     "bash", "cat", "cp", "cut", "dirname", "env", "find", "grep", "head", "id", "install", "mkdir", "mv",
     "printf", "rm", "sed", "sh", "sha256sum", "sleep", "sort", "stat", "tail", "timeout", "uname", "xargs",
@@ -23,6 +23,9 @@ PULUMI_VERSION = re.findall(
     (ROOT / "bootstrap/pulumi/go.mod").read_text(encoding="utf-8"),
     re.MULTILINE,
 )[0]
+INSTALL = (
+    "uv pip install --quiet --offline --python ROOT/.venv/bin/python --no-deps --no-build-isolation --editable ROOT"
+)
 
 # Each fake writes down its name and arguments.
 RECORD = '#!/bin/sh\necho "${0##*/} $*" >>"$CALLS"\n'
@@ -47,6 +50,8 @@ venv)
   for dir; do :; done
   mkdir -p "$dir/bin"
   cp "$FAKES/python" "$FAKES/ruff" "$FAKES/mypy" "$dir/bin" ;;
+pip)
+  [ "$2" != install ] || cp "$FAKES/python" "${FAKES%/*}/checkout/.venv/bin/lora" ;;
 esac
 """
 )
@@ -116,6 +121,9 @@ def machine(tmp_path: Path) -> Machine:
     plugin = made.root / "bootstrap/command-plugin"
     plugin.mkdir(exist_ok=True)
     (plugin / "main.go").write_text("package main\n", encoding="utf-8")
+    workflow = made.root / ".github/workflows/preview.yml"
+    workflow.parent.mkdir(parents=True)
+    workflow.touch()
     made.fake("build.sh", BUILD_IMAGES, at=made.root / "bootstrap/sandbox")
     made.fake("pulumi-language-python-exec", "#!/bin/sh\n", at=made.home / "sdk/python/cmd")
     made.fake("pulumi-resource-pulumi-python", "#!/bin/sh\n", at=made.home / "sdk/python/dist")
@@ -158,6 +166,7 @@ def test_where_no_download_succeeds_everything_is_built(machine: Machine) -> Non
     assert [call for call in calls if not call.startswith(("go env", "pulumi version", "uv --version"))] == [
         "uv venv --clear --python >=3.10 ROOT/.venv",
         "uv pip sync --offline --quiet --python ROOT/.venv/bin/python --require-hashes ROOT/requirements-dev.txt",
+        INSTALL,
         f"curl -fsSL --connect-timeout 5 --max-time 30 https://get.pulumi.com -o {home}/install.sh",
         f"go -C ROOT/bootstrap/pulumi {build} {home}/bin/pulumi github.com/pulumi/pulumi/pkg/v3/cmd/pulumi",
         f"go -C ROOT/bootstrap/language-python {build} {home}/bin/pulumi-language-python"
@@ -198,8 +207,28 @@ def test_a_changed_lock_makes_the_venv_follow(machine: Machine) -> None:
     machine.dev("setup")
     # .venv itself stays: others may be running in it.
     assert [call for call in machine.calls() if call.startswith("uv ") and call != "uv --version"] == [
-        "uv pip sync --offline --quiet --python ROOT/.venv/bin/python --require-hashes ROOT/requirements-dev.txt"
+        "uv pip sync --offline --quiet --python ROOT/.venv/bin/python --require-hashes ROOT/requirements-dev.txt",
+        INSTALL,
     ]
+
+
+def test_a_venv_without_the_lora_command_gets_it(machine: Machine) -> None:
+    machine.dev("setup")
+    (machine.root / ".venv/bin/lora").unlink()
+    machine.calls()
+    assert machine.dev("setup").returncode == 0
+    assert INSTALL in machine.calls()
+    # What is installed says where the code is, so another place of the checkout is another venv.
+    assert str(machine.root) in (machine.root / ".venv/.lock-stamp").read_text(encoding="utf-8")
+
+
+def test_a_command_that_was_added_is_installed(machine: Machine) -> None:
+    machine.dev("setup")
+    with (machine.root / "pyproject.toml").open("a", encoding="utf-8") as project:
+        project.write("# changed\n")
+    machine.calls()
+    machine.dev("setup")
+    assert INSTALL in machine.calls()
 
 
 def test_a_refused_download_is_tried_again_after_a_day_or_when_told_to(machine: Machine) -> None:
@@ -337,14 +366,37 @@ def test_a_lock_left_by_a_killed_run_is_taken_over(machine: Machine) -> None:
 
 
 def test_fast_needs_no_pulumi_and_hands_on_arguments_and_exit_code(machine: Machine) -> None:
+    machine.fake("actionlint", LINTER)
     result = machine.dev("test", "--fast", "tests/unit", "-x", PYTHON_EXIT="3")
     assert result.returncode == 3, result.stderr
     assert [call for call in machine.calls() if not call.startswith("uv")] == [
         "ruff check --quiet .",
         "ruff format --quiet --check .",
         "mypy ",
+        "actionlint -no-color .github/workflows/preview.yml",
         "python -m pytest -m not pod and not vllm tests/unit -x",
     ]
+
+
+def test_actionlint_is_built_once_where_a_go_is(machine: Machine) -> None:
+    for builds in (1, 0):
+        result = machine.dev("lint")
+        assert result.returncode == 0, result.stderr
+        assert len([call for call in machine.calls() if call.endswith("rhysd/actionlint/cmd/actionlint")]) == builds
+        assert "lint: ruff, mypy, actionlint\n" in result.stderr
+
+
+def test_without_actionlint_the_rest_is_linted_and_one_line_says_so(machine: Machine) -> None:
+    for builds in (1, 0):  # what could not be built is not tried at every run
+        result = machine.dev("lint", GO_FAILS="yes")
+        assert result.returncode == 0, result.stderr
+        assert len([call for call in machine.calls() if " build " in call]) == builds
+        told = "lint: no actionlint is here and none can be built, so the workflows are not looked at\n"
+        assert result.stderr.count(told) == 1
+        assert "the last lines of" not in result.stderr
+    (machine.bin / "go").unlink()
+    (machine.cache / "refused/actionlint").unlink()
+    assert told in machine.dev("lint").stderr
 
 
 def test_a_lint_that_fails_stops_before_the_tests(machine: Machine) -> None:
