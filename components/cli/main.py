@@ -1,0 +1,79 @@
+"""`lora`: finds the subcommand, loads that one alone, and ends with one line where something is wrong.
+
+Exit codes: 0 fine, 1 errors were found, 2 the command was given something wrong, 130 Ctrl-C, 141 nobody reads on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from components.core.errors import UserError
+
+COMMANDS = {
+    "check": ("components.cli.check", "check adapters: what vLLM would refuse, or silently get wrong"),
+    "lock": ("components.cli.lock", "write what the adapters of a stack are to its lock file"),
+    "new-stack": ("components.cli.new_stack", "make the stack file of another client"),
+}
+INTERRUPTED, NOBODY_READS = 130, 141
+
+
+class Command(Protocol):
+    """What each module of a subcommand has."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        # Loaded for this alone: finding the installed packages takes longer than the rest of the start.
+        from importlib.metadata import version
+
+        print(f"lora-pods {version('lora-pods')}")
+        parser.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `lora` with these arguments, those of the process by default; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that is not UTF-8 gets escapes instead of an encoding error.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"lora: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more as it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+
+
+def _run(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="lora", description="What lora-pods offers outside of pulumi.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    asked = next((word for word in words if not word.startswith("-")), None)
+    command: Command | None = None
+    for name, (module, summary) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary)
+        if name == asked:
+            command = cast("Command", import_module(module))
+            command.add_arguments(subparser)
+    args = parser.parse_args(words)
+    assert command  # what was parsed is what was asked for
+    return command.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
