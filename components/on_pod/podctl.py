@@ -1299,9 +1299,10 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial, att
 #   its B times 1e-1, 1e-2, 1e-3     0.2, 0.02, 0.002 in float32, though nearly always with the base's tokens
 #   its B times 1e-4, 1e-5           2e-4, 2e-5 in float32; 5e-3 to 8e-3 in float16, where rounding makes more of it
 # So what applies at all is seen, and what does not is equal to the last bit as long as answers are made alone: the
-# questions are asked one by one. (On a CPU, vLLM 0.32 also answers for the base with the adapter in the last slot when
-# it works on both at once.) Traffic of clients makes batches of other sizes, whose sums differ: up to a tenth in
-# bfloat16. It shows in what the base answers when asked again, and that spread, doubled, is what may be noise.
+# questions are asked one by one. Clients' traffic makes batches of other sizes, whose sums differ in the last bits, most
+# in bfloat16 (not measured: no GPU was at hand). It shows in what the base answers when it is asked again, and that
+# spread, doubled, is what may be noise. (On a CPU, vLLM 0.32 also answers for the base with the adapter in the last slot
+# while it works for another adapter: 0.002 off with the weak one above, and one more reason to ask alone.)
 SAME_LOGPROB = 1e-4
 PROMPTS = ("The capital of France is", "Once upon a time, there was", "Question: Who are you?\nAnswer:")
 QUESTION: Document = {
@@ -1386,7 +1387,7 @@ class Prober:
         status, body = request(self.url, "/v1/completions", self.key, question, seconds)
         took = time.monotonic() - asked
         # A server whose engine died of a question answers 500 and ends a moment later.
-        over = self.why_over(looks=6 if status == 0 or status >= 500 else 1)
+        over = self.ended(looks=6 if status == 0 or status >= 500 else 1)
         if over:
             raise Refusal(over if status == 200 else "when %s was asked for a completion, %s" % (model, over))
         if status == 200:
@@ -1398,7 +1399,7 @@ class Prober:
             raise Unanswered("answers %d%s" % (status, self.message_of(body)), status)
         raise Unanswered("does not answer within %d seconds" % took if took >= seconds else "ends the connection", 0)
 
-    def why_over(self, looks: int) -> str:
+    def ended(self, looks: int) -> str:
         for left in reversed(range(looks)):
             over = why_over(unit_state(self.unit), self.trial, self.attended)
             if over or not left:
