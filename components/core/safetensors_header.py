@@ -43,7 +43,7 @@ DTYPE_BITS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One entry of a safetensors header."""
 

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import multiprocessing
 import os
 import re
@@ -13,9 +14,12 @@ import pytest
 
 from components.core import digest_cache, memory
 from components.core.adapter import Adapter, AdapterFiles, read_adapter, read_located
+from components.core.adapter_check import Against, check_adapter
+from components.core.base_model import BaseModel, read_base_model
 from components.core.bundle import Member, bundle_members, digest_bundle
 from components.core.digest_cache import BundleFacts, DigestCache, default_path
 from components.core.errors import UserError
+from components.core.findings import Finding, fault
 from tests.support.adapters import CONFIG, lora_shapes, safetensors_bytes, write_adapter
 
 SECOND = 1_000_000_000
@@ -396,6 +400,161 @@ def test_the_database_does_not_grow_without_end(
     with closing(sqlite3.connect(tmp_path / "cache" / "digests.sqlite3")) as database:
         kept = [row[0] for row in database.execute("SELECT question FROM answers ORDER BY rowid")]
     assert kept == [f'"{tmp_path}/{number}"' for number in (2, 3, 4)]
+
+
+# --- checks -----------------------------------------------------------------------------------------------
+
+
+def check(cache: DigestCache, directory: Path, against: Against = Against()) -> list[Finding]:  # noqa: B008
+    (found,) = cache.check_all([(directory, cache.describe_all([directory])[0], against)])
+    assert found == check_adapter(directory, against)
+    return found
+
+
+def is_known(cache: DigestCache, directory: Path, against: Against) -> bool:
+    """Checks an adapter, and tells whether that opened none of its files."""
+    facts = cache.describe_all([directory])[0]
+    with opened_below(directory) as opened:
+        cache.check_all([(directory, facts, against)])
+    return opened == []
+
+
+def base_model(directory: Path, hidden: int) -> BaseModel:
+    directory.mkdir(exist_ok=True)
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": hidden}
+    (directory / "config.json").write_text(json.dumps(config))
+    return read_base_model(directory)
+
+
+def test_a_checked_adapter_is_not_opened_again(cache: DigestCache, adapter: Path, tmp_path: Path) -> None:
+    write_adapter(adapter, {**CONFIG, "use_dora": True, "base_model_name_or_path": "a/b"})
+    against = Against(base="c/d")
+    first = check(cache, adapter, against)
+    assert [finding.rule for finding in first] == ["dora", "wrong-base"]
+    assert is_known(cache, adapter, against)
+    assert is_known(DigestCache(tmp_path / "cache" / "digests.sqlite3"), adapter, against)
+    assert check(cache, adapter, against) == first
+
+
+def test_whatever_it_is_checked_against_counts(cache: DigestCache, adapter: Path, tmp_path: Path) -> None:
+    asked = [
+        Against(),
+        Against(base="example/base"),
+        Against(base="other/base"),
+        Against(vllm="0.31.0"),
+        Against(vllm="0.32.0"),
+        Against(lora_target_modules=("q_proj",)),
+        Against(base_model=base_model(tmp_path / "base", 8)),
+        Against(base_model=base_model(tmp_path / "base", 16)),
+    ]
+    assert [is_known(cache, adapter, against) for against in asked] == [False] * len(asked)
+    assert [is_known(cache, adapter, against) for against in asked] == [True] * len(asked)
+    for against in asked:
+        check(cache, adapter, against)
+
+
+@pytest.mark.parametrize("change", [rewrite_in_place, replace_by_rename, change_config])
+def test_a_changed_adapter_is_checked_anew(cache: DigestCache, adapter: Path, change: Callable[[Path], None]) -> None:
+    check(cache, adapter)
+    change(adapter)
+    assert not is_known(cache, adapter, Against())
+    assert is_known(cache, adapter, Against())
+
+
+def test_other_check_rules_check_anew(cache: DigestCache, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(cache, adapter)
+    monkeypatch.setattr(digest_cache, "_check_rules", lambda: "another version of the program")
+    assert not is_known(cache, adapter, Against())
+    assert is_hit(cache, adapter)
+
+
+def test_the_same_adapter_elsewhere_is_told_with_its_own_path(cache: DigestCache, tmp_path: Path) -> None:
+    one = write_adapter(tmp_path / "one", {**CONFIG, "r": 0})
+    two = write_adapter(tmp_path / "two", {**CONFIG, "r": 0})
+    assert [finding.path for finding in check(cache, one)] == [f"{one}/adapter_config.json"]
+    assert is_known(cache, two, Against())
+    assert [finding.path for finding in check(cache, two)] == [f"{two}/adapter_config.json"]
+
+
+def test_what_comes_to_lie_beside_is_noticed_without_opening(cache: DigestCache, adapter: Path) -> None:
+    check(cache, adapter)
+    (adapter / "adapter_model.bin").touch()
+    assert is_known(cache, adapter, Against())
+    assert [finding.rule for finding in check(cache, adapter)] == ["two-weights"]
+
+
+def test_an_adapter_without_a_digest_is_checked_live(cache: DigestCache, tmp_path: Path) -> None:
+    broken = write_adapter(tmp_path / "broken", b"{", {"m.q.lora_magnitude_vector": [4]})
+    assert {"not-json", "dora"} <= {finding.rule for finding in check(cache, broken)}
+    assert check(cache, tmp_path / "none")[0].message == "no such directory."
+
+
+def test_an_error_that_the_check_does_not_find_is_the_finding(cache: DigestCache, adapter: Path) -> None:
+    plain, faulty = UserError(f"{adapter}: too large."), fault("PLACE", "changing", "changed.")
+    found = cache.check_all([(adapter, plain, Against()), (adapter, faulty, Against())])
+    assert found == [
+        [Finding(str(adapter), "error", "unreadable", "", "too large.")],
+        [Finding("PLACE", "error", "changing", "", "changed.")],
+    ]
+
+
+def test_many_are_checked_in_order(cache: DigestCache, tmp_path: Path) -> None:
+    directories = [write_adapter(tmp_path / str(number), {**CONFIG, "r": number}) for number in (0, 4)]
+    directories.insert(1, tmp_path / "none")
+    items = [
+        (path, facts, Against(vllm="0.32.0"))
+        for path, facts in zip(directories, cache.describe_all(directories), strict=True)
+    ]
+    for _ in range(2):
+        assert [[finding.rule for finding in found] for found in cache.check_all([*items, items[0]])] == [
+            ["rank"],
+            ["directory"],
+            [],
+            ["rank"],
+        ]
+    assert cache.check_all([]) == []
+
+
+def test_an_adapter_that_changed_since_it_was_described_is_not_remembered(cache: DigestCache, adapter: Path) -> None:
+    facts = cache.describe(adapter)
+    write_adapter(adapter, {**CONFIG, "use_dora": True})
+    (found,) = cache.check_all([(adapter, facts, Against())])
+    assert [finding.rule for finding in found] == ["dora"]
+    write_adapter(adapter, CONFIG)
+    assert check(cache, adapter) == []
+
+
+def test_an_adapter_that_went_away_since_it_was_described(cache: DigestCache, adapter: Path) -> None:
+    facts = cache.describe(adapter)
+    (adapter / "adapter_config.json").unlink()
+    (found,) = cache.check_all([(adapter, facts, Against())])
+    assert [finding.rule for finding in found] == ["no-config"]
+
+
+def test_a_check_while_the_clock_is_too_close_is_not_remembered(tmp_path: Path, adapter: Path) -> None:
+    cache = DigestCache(tmp_path / "digests.sqlite3")
+    check(cache, adapter)
+    assert not is_known(cache, adapter, Against())
+
+
+@pytest.mark.parametrize("value", [None, 7, b"\xff", "[]", '[["a", "b"]]'])
+@pytest.mark.parametrize("column", ["question", "answer", "seal"])
+def test_a_damaged_check_costs_only_time(
+    cache: DigestCache, adapter: Path, tmp_path: Path, column: str, value: object
+) -> None:
+    write_adapter(adapter, {**CONFIG, "use_dora": True})
+    right = check(cache, adapter)
+    path = tmp_path / "cache" / "digests.sqlite3"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE copied AS SELECT * FROM answers")
+        database.execute("DROP TABLE answers")
+        database.execute("CREATE TABLE answers (rules, question, answer, seal, UNIQUE(rules, question))")
+        database.execute("INSERT INTO answers SELECT * FROM copied")
+        changed = database.execute(
+            f"UPDATE answers SET {column} = ? WHERE rules = ?", (value, digest_cache._check_rules())
+        )
+        assert changed.rowcount == 1
+    assert check(cache, adapter) == right
 
 
 # --- databases in a bad way -------------------------------------------------------------------------------
