@@ -376,6 +376,11 @@ def test_an_adapter_for_a_base_of_another_size() -> None:
     assert "has 128 inputs, and the base 64" in finding.message
 
 
+@pytest.mark.parametrize(("layer", "verdict"), [(1, set()), (2, {("error", "layer-beyond")})])
+def test_the_last_layer_and_the_one_after(layer: int, verdict: set[tuple[str, str]]) -> None:
+    assert verdicts(found(pair(f"model.layers.{layer}.self_attn.q_proj"), llama())) == verdict
+
+
 def test_the_names_that_would_fit_are_told() -> None:
     wrong = {name.replace(".model.layers.", ".transformer.layers."): x for name, x in adapter_for(llama()).items()}
     finding = only([f for f in found(wrong, llama()) if f.rule == "not-in-base"])
