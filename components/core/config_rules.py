@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 
 from components.core.adapter import rank_of
@@ -223,7 +224,9 @@ def _is_expression(text: str) -> bool:
     if len(text) > PATTERN_CHARACTERS:
         return False
     try:
-        re.compile(rf"(.*\.)?({text})$")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(rf"(.*\.)?({text})$")
     except (re.error, OverflowError, RecursionError, MemoryError, ValueError):
         return False
     return True

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping
 
 import pytest
@@ -221,6 +222,12 @@ def test_a_template_that_was_never_trained() -> None:
 )
 def test_faulty_patterns(changes: Mapping[str, object], expected: str) -> None:
     assert sentence(**changes) == expected  # type: ignore[arg-type]
+
+
+def test_an_expression_that_python_only_doubts_is_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert verdicts(rank_pattern={"[[a]": 4}) == []
 
 
 @pytest.mark.parametrize("key", ["(" * 400, "a{99999999999}", "x" * 501, "[", "(?P<a>x)(?P<a>y)", "\\"])
