@@ -24,7 +24,7 @@ class Deployment(pulumi.ComponentResource):
     def __init__(self, name: str, described: Described, stack: str, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("lora-pods:index:Deployment", name, {}, opts)
         child = pulumi.ResourceOptions(parent=self)
-        self._tell(described)
+        tell(described)
         for model, facts in sorted(described.bundles.items()):
             AdapterBundle(model, facts, child)
         serving = [self._serve(pod, described, stack, child) for pod in described.settings.pods]
@@ -43,14 +43,18 @@ class Deployment(pulumi.ComponentResource):
         engine = VllmEngine(planned, pod, on, settings, stack, placed.placed, child)
         return Serving(pod.base, planned, {m: f.digest for m, f in bundles.items()}, aliases, on, engine)
 
-    def _tell(self, described: Described) -> None:
-        """One message each, since every message has a line of its own in the list of resources too."""
-        if described.notes:
-            pulumi.log.info("\n".join(cut(described.notes)), resource=self)
-        if described.warnings:
-            pulumi.log.warn("\n".join(cut(described.warnings)), resource=self)
-
     async def _summarise(self, serving: Sequence[Serving]) -> bool:
         pods = [await one.foreseen() for one in serving]
         pulumi.log.info("\n".join(summary(await last_outputs(), pods)), resource=self)
         return True
+
+
+def tell(described: Described) -> None:
+    """Shows what is not as it might be, beside the stack file's faults: the pods' own lines stand by themselves.
+
+    One message each, since every message has a line of its own in the list of resources too.
+    """
+    if described.notes:
+        pulumi.log.info("\n".join(cut(described.notes)))
+    if described.warnings:
+        pulumi.log.warn("\n".join(cut(described.warnings)))

@@ -11,7 +11,7 @@ import pulumi
 import pytest
 
 from components.core.engine_plan import PlannedFlag
-from components.deployment import Deployment
+from components.deployment import tell
 from components.preview import Foreseen, cut, summary
 from components.running import last_outputs
 from tests.components.graph import Recorder
@@ -213,9 +213,9 @@ def test_the_last_outputs(monkeypatch: pytest.MonkeyPatch, answer: Any, engines:
 def test_many_warnings_are_one_short_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message has a line in the list of resources as well, so a hundred would be two hundred lines."""
     told: list[tuple[str, str]] = []
-    monkeypatch.setattr(pulumi.log, "info", lambda text, resource: told.append(("info", text)))
-    monkeypatch.setattr(pulumi.log, "warn", lambda text, resource: told.append(("warn", text)))
+    monkeypatch.setattr(pulumi.log, "info", lambda text: told.append(("info", text)))
+    monkeypatch.setattr(pulumi.log, "warn", lambda text: told.append(("warn", text)))
     described = SimpleNamespace(notes=("a note",), warnings=tuple(f"warning {n}" for n in range(100)))
-    Deployment._tell(cast(Any, None), cast(Any, described))
+    tell(cast(Any, described))
     warnings = "\n".join([*(f"warning {n}" for n in range(12)), "and 88 more"])
     assert told == [("info", "a note"), ("warn", warnings)]

@@ -99,8 +99,8 @@ def test_one_of_a_hundred_and_all_of_them(client: Client, machine: Machine) -> N
         "  --max-cpu-loras 100: 100 adapters, all stay in CPU memory",
         "  the engine restarts: adapters changed",
     ]
-    for other in ("acme-v5", "acme-v58"):
-        assert f"{other} " not in preview.output
+    for other in ("acme-v56", "acme-v58"):
+        assert other not in preview.output
     assert not outputs_shown(preview), "they name all hundred"
 
     for number in range(1, 101):
