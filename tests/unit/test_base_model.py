@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.core.base_layouts import ARCHITECTURES, LAYOUTS, TEXT_MODELS, WRAPPERS
@@ -249,6 +249,7 @@ json_values = st.recursive(
 KEYS = sorted({*SIZES, "head_dim", "text_config", "model_type", "n_embd", "multi_query_attention", "q_lora_rank"})
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), json_values), st.sampled_from([*ARCHITECTURES, *WRAPPERS, "Other"]))
 def test_no_config_raises(config: dict[str, object], architecture: str) -> None:
     model = base_model_of(config, architecture, "0")

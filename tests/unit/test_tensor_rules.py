@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from components.core.base_layouts import ARCHITECTURES, WRAPPERS
@@ -140,6 +140,7 @@ def some_base(architecture: str, sizes: Mapping[str, int]) -> BaseModel:
     return base_model_of({"text_config": config} if architecture in WRAPPERS else config, architecture, "0" * 64)
 
 
+@settings(deadline=None)
 @given(st.sampled_from([*GENERATING, *MULTIMODAL]), SIZES, st.integers(1, 256))
 def test_an_adapter_made_for_its_base_has_no_findings(architecture: str, sizes: dict[str, int], rank: int) -> None:
     base = some_base(architecture, sizes)
@@ -235,6 +236,7 @@ LINEAR = [
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@settings(deadline=None)
 @given(
     st.sampled_from(["LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM"]),
     SIZES,
@@ -539,6 +541,7 @@ CONFIGS = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(
     TENSORS,
     CONFIGS,
@@ -559,6 +562,7 @@ def test_nothing_raises(
     found(tensors, base, config, vllm, allowed)
 
 
+@settings(deadline=None)
 @given(NAMES)
 def test_no_name_is_passed_that_vllm_refuses(name: str) -> None:
     """vllm/lora/utils.py 0.32.0, parse_fine_tuned_lora_name, in other words."""
