@@ -41,7 +41,9 @@ def pull(laptop: Stack, other: Stack) -> None:
 
 def details(stack: Stack) -> list[dict[str, Any]]:
     """All that the last operation's events say of each resource: operation, inputs old and new, and the diff."""
-    events = map(json.loads, (stack.checkout.root / "events.jsonl").read_text(encoding="utf-8").splitlines())
+    events = map(
+        json.loads, (stack.checkout.root / f"events-{stack.name}.jsonl").read_text(encoding="utf-8").splitlines()
+    )
     found = [event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event]
     return sorted(found, key=lambda metadata: (metadata["urn"], metadata["op"]))
 

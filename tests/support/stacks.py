@@ -153,7 +153,7 @@ class Stack:
         return trace.read_text(errors="replace")
 
     def _operate(self, verb: str, *words: str, fails: bool) -> Run:
-        log = self.checkout.root / "events.jsonl"
+        log = self.checkout.root / f"events-{self.name}.jsonl"
         log.unlink(missing_ok=True)
         done = self._run((verb, "--stack", self.name, "--color=never", "--event-log", str(log), *words), None)
         output = done.stdout + done.stderr

@@ -107,10 +107,8 @@ def test_a_vllm_that_is_too_new_to_be_known_is_doubted(tmp_path: Path, capsys: p
 LONG = "names a module that this base does not have, so that nothing of it would ever be used; train it again " * 2
 
 
-def finding(
-    adapter: str, severity: str = "warning", message: str = LONG, file: str = "/adapter_config.json"
-) -> Finding:
-    return Finding(f"{adapter}{file}", severity, "some-rule", "r", message)  # type: ignore[arg-type]
+def finding(adapter: str, severity: str = "warning", message: str = LONG) -> Finding:
+    return Finding(f"{adapter}/adapter_config.json", severity, "some-rule", "r", message)  # type: ignore[arg-type]
 
 
 def test_lines_keep_to_the_terminals_width() -> None:

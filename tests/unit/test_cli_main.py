@@ -65,14 +65,15 @@ def test_nobody_reading_on_is_no_fault(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (lora.NOBODY_READS, "")
 
 
-def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_quietly() -> None:
     program = (
-        "import components.cli.main as m; m._run = lambda _: print('up', flush=True) or __import__('time').sleep(60)\n"
+        "import time, components.cli.main as m\n"
+        "m._run = lambda _: print('up', flush=True) or time.sleep(60)\n"
+        "raise SystemExit(m.main([]))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{program}raise SystemExit(m.main([]))"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout
     process.stdout.readline()
     process.send_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ from components.cli import new_stack
 from components.cli.main import main
 
 OLD = """\
-# The head of it.
+# How it is encrypted.
 secretsprovider: passphrase
 config:
   # The key of clients.
@@ -30,7 +30,6 @@ encryptionsalt: v1:salt
 """
 COPIED = """\
 # globex: made like acme, without its secrets.
-# The head of it.
 config:
   lora-pods:pods: # one machine
     - base: Qwen/Qwen2.5-7B-Instruct
@@ -43,9 +42,7 @@ config:
 
 @pytest.fixture
 def stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "Pulumi.yaml").write_text(
-        "name: lora-pods\nruntime: python\nstackConfigDir: stacks\n", encoding="utf-8"
-    )
+    (tmp_path / "Pulumi.yaml").write_text("name: lora-pods\nstackConfigDir: stacks\n", encoding="utf-8")
     (tmp_path / "stacks").mkdir()
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
@@ -112,13 +109,8 @@ def test_without_a_project_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_workflow_deploys_what_was_made_and_nothing_else(stacks: Path) -> None:
-    for name in (
-        "Pulumi.globex.yaml",
-        "Pulumi.acme.eu.yaml",
-        "acme.lock.yaml",
-        *(f"Pulumi.{n}.yaml" for n in NOT_DEPLOYED),
-    ):
-        (stacks / name).touch()
-    (stacks / "Pulumi.$(id).yaml").touch()
+    for name in ("globex", "acme.eu", "$(id)", *NOT_DEPLOYED):
+        (stacks / f"Pulumi.{name}.yaml").touch()
+    (stacks / "acme.lock.yaml").touch()
     assert stack_names(stacks) == ["acme.eu", "globex"]
     assert set(new_stack.TAKEN) == set(NOT_DEPLOYED)
