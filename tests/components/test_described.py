@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,17 @@ from tests.components.graph import register
 from tests.components.test_settings import ENGINE, POD, PRIVATE_KEY, Config
 from tests.support.adapters import seeded_adapter
 
-BASE = "org/base"
+BASE = "example/base"  # what the adapters say they were trained from
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 32,
+}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 159000000\n"
 
 
@@ -36,9 +47,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def pod(engine: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {**POD, "base": BASE, "engine": {**(engine or ENGINE), **more}}
+
+
 def stack_file(count: int = 3, **more: Any) -> Config:
     models = [{"id": f"acme-v{n}", "base": BASE, "adapter": f"../adapters/v{n}"} for n in range(1, count + 1)]
-    return Config({"pods": [POD], "models": models, "sshPrivateKey": PRIVATE_KEY, **more})
+    return Config({"pods": [pod()], "models": models, "sshPrivateKey": PRIVATE_KEY, **more})
 
 
 def lock(project: Path, count: int = 3) -> dict[str, LockEntry]:
@@ -127,7 +142,7 @@ def test_absent_without_an_entry(project: Path, lose: Callable[[Path], None], re
     assert faults(stack_file()) == (f"{place} stacks/acme.lock.yaml has no entry for it; {cure}",)
 
 
-@pytest.mark.parametrize("changed", [{"adapter": "../adapters/v9"}, {"base": "org/other"}])
+@pytest.mark.parametrize("changed", [{"adapter": "../adapters/v9"}, {"base": "example/other"}])
 def test_an_entry_of_another_adapter_does_not_stand_in(project: Path, changed: dict[str, str]) -> None:
     entries = lock(project)
     write_lock(project / "stacks", "acme", {**entries, "acme-v2": LockEntry(**{**vars(entries["acme-v2"]), **changed})})
@@ -211,10 +226,86 @@ def test_a_lock_with_faults_is_a_fault_among_the_others(project: Path) -> None:
     path = project / "stacks" / "acme.lock.yaml"
     path.write_text(path.read_text().replace("sha256:", "sha1:", 1))
     removed(project / "adapters" / "v3")
-    pods = [{**POD, "engine": {**ENGINE, "maxLoras": 0}}]
-    told = faults(stack_file(pods=pods))
+    told = faults(stack_file(pods=[pod(maxLoras=0)]))
     assert [fault.partition(": ")[0] for fault in told] == ["pods[0].engine.maxLoras", "stacks/acme.lock.yaml"]
     assert "models.acme-v1.digest: must be sha256:" in told[1]
+
+
+# --- the check of the adapters --------------------------------------------------------------------------------------
+
+
+def test_faults_of_all_adapters_come_with_all_others_and_with_the_warnings(project: Path) -> None:
+    seeded_adapter(project / "adapters" / "v2", seed=2, config={"base_model_name_or_path": "another/base"})
+    seeded_adapter(project / "adapters" / "v3", seed=3, config={"use_dora": True})
+    with pytest.raises(SettingsError) as caught:
+        described(stack_file(pods=[pod(maxLoras=0)], requireLock=True))
+    first, *lines = str(caught.value).splitlines()
+    assert first == "the stack file has 3 faults; nothing was touched:"
+    starts = [
+        "  pods[0].engine.maxLoras: ",
+        "  models[2].adapter: acme-v3: /",
+        "  requireLock: there is no stacks/acme.lock.yaml",
+        "  warning: models[1].adapter: acme-v2: /",
+    ]
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    assert "adapter_config.json: use_dora: " in lines[1]
+    assert "adapter_config.json: base_model_name_or_path: " in lines[3]
+
+
+def test_a_hundred_with_the_same_fault_are_one_line(project: Path) -> None:
+    for n in range(1, 101):
+        seeded_adapter(project / "adapters" / f"v{n}", seed=n, config={"use_dora": True})
+    (fault,) = faults(stack_file(100))
+    assert fault.startswith(
+        "models[0, 1, 2, 3, 4 and 95 more].adapter: acme-v1, acme-v2, acme-v3, acme-v4, acme-v5 and 95 more: "
+        "adapter_config.json: use_dora: "
+    )
+    assert len(fault) < 500
+
+
+def test_warnings_alone_stop_nothing(project: Path) -> None:
+    for n in (1, 2):
+        seeded_adapter(project / "adapters" / f"v{n}", seed=n, config={"base_model_name_or_path": "another/base"})
+    (warning,) = described(stack_file()).warnings
+    assert warning.startswith("models[0, 1].adapter: acme-v1, acme-v2: adapter_config.json: base_model_name_or_path: ")
+
+
+@pytest.mark.parametrize("spelling", ["loraTargetModules", "lora_target_modules", "lora-target-modules"])
+def test_the_modules_that_the_engine_adapts_are_known_to_the_check(project: Path, spelling: str) -> None:
+    assert described(stack_file(pods=[pod(args={spelling: ["q_proj", "v_proj"]})])).warnings == ()
+    (told,) = faults(stack_file(pods=[pod(args={spelling: ["o_proj"]})]))
+    assert told.startswith("models[0, 1, 2].adapter: ")
+    assert "--lora-target-modules lets vLLM adapt o_proj" in told
+
+
+def test_the_base_itself_is_known_where_its_config_is_at_hand(project: Path) -> None:
+    base = project / "base" / "config.json"
+    served = {**pod(), "baseConfig": "../base"}
+    assert [fault.partition(": ")[0] for fault in faults(stack_file(pods=[served]))] == ["pods[0].baseConfig"]
+    base.parent.mkdir()
+    base.write_text(json.dumps(LLAMA))
+    assert described(stack_file(pods=[served])).warnings == ()
+    base.write_text(json.dumps({**LLAMA, "hidden_size": 64}))
+    told = faults(stack_file(pods=[served]))
+    assert told
+    assert all(fault.startswith("models[0, 1, 2].adapter: ") for fault in told)
+    base.write_text("{")
+    assert [fault.partition(": ")[0] for fault in faults(stack_file(pods=[served]))] == ["pods[0].baseConfig"]
+
+
+def test_a_vllm_that_is_not_known_is_one_warning_a_pod(project: Path) -> None:
+    (warning,) = described(stack_file(pods=[pod({"vllm": {"version": "99.1.0"}})])).warnings
+    assert warning.startswith("pods[0].engine.vllm.version: vLLM 99.1.0 is newer than ")
+    assert described(stack_file(pods=[pod({"vllm": {"version": "0.32.0"}})])).warnings == ()
+    assert described(stack_file(0, pods=[pod({"vllm": {"version": "99.1.0"}})])).warnings == ()
+
+
+def test_what_only_the_lock_knows_is_not_checked(project: Path) -> None:
+    for n in (1, 2, 3):
+        seeded_adapter(project / "adapters" / f"v{n}", seed=n, config={"use_dora": True})
+    lock(project)
+    shutil.rmtree(project / "adapters")
+    assert described(stack_file()).warnings == ()
 
 
 def test_what_was_not_asked_of_the_lock_is_not_written(project: Path) -> None:
