@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, printable
 from components.core.lock import Difference, LockEntry, differences, short_digest, why_absent
 from components.core.told_once import listed
-from components.settings import PROJECT, Model, Settings, SettingsError, parse_models
+from components.settings import PROJECT, Model, RawConfig, Settings, SettingsError, parse_models
 from components.stack_files import LockError, lock_place, read_lock, stack_config, stack_directory, write_lock
 
 
@@ -34,18 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the lock is right now; 1: something is missing or at fault, or, with --check, the lock would change."""
+    """0: the lock is right now; 1: something is missing or at fault, or, with --check, the lock would change.
+
+    Raises UserError where there is no such stack here.
+    """
+    directory = stack_directory()
+    config = stack_config(directory, args.stack, PROJECT)
     try:
-        return _lock(str(args.stack), bool(args.check))
+        return _lock(directory, args.stack, config, args.check)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _lock(stack: str, check: bool) -> int:
-    directory = stack_directory()
+def _lock(directory: Path, stack: str, config: RawConfig, check: bool) -> int:
     place = lock_place(directory, stack)
-    settings, faults = parse_models(stack_config(directory, stack, PROJECT))
+    settings, faults = parse_models(config)
     if faults:
         raise SettingsError(faults)
     unreadable: LockError | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from components.core.adapter import CONFIG_NAME, ENTRIES_LOOKED_AT, WEIGHTS_NAME
+from components.core.adapter_files import CONFIG_NAME, ENTRIES_LOOKED_AT, WEIGHTS_NAME
 from components.core.digest_cache import BundleFacts
 from components.core.errors import printable
 from components.core.told_once import listed

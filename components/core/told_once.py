@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from components.core.adapter import CONFIG_NAME, WEIGHTS_NAME
+from components.core.adapter_files import CONFIG_NAME, WEIGHTS_NAME
 from components.core.errors import printable
 from components.core.findings import Finding, Severity
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from components.cli import lock as command
+from components.cli.main import main
 from components.core.digest_cache import DigestCache
 from components.core.lock import LockEntry, short_digest
 from components.stack_files import read_lock
@@ -189,6 +190,14 @@ def test_ids_that_look_like_something_else(project: Path) -> None:
     assert lora_lock() == 0
     assert set(locked(project) or {}) == {"no", "1e3"}
     assert set(yaml.safe_load((project / "stacks" / "acme.lock.yaml").read_text())["models"]) == {"no", "1e3"}
+
+
+def test_a_stack_that_is_not_here_is_a_wrong_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stack in ("globex", "org/acme"):
+        assert main(["lock", "-s", stack]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "lora: stacks/Pulumi.globex.yaml: no such file; the stacks here are: acme"
+    assert told[1].startswith("lora: 'org/acme' is no stack's name")
 
 
 def test_it_starts_fast_and_without_pulumi(project: Path) -> None:
