@@ -1299,10 +1299,10 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial, att
 #   its B times 1e-1, 1e-2, 1e-3     0.2, 0.02, 0.002 in float32, though nearly always with the base's tokens
 #   its B times 1e-4, 1e-5           2e-4, 2e-5 in float32; 5e-3 to 8e-3 in float16, where rounding makes more of it
 # So what applies at all is seen, and what does not is equal to the last bit as long as answers are made alone: the
-# questions are asked one by one. Clients' traffic makes batches of other sizes, whose sums differ in the last bits, most
-# in bfloat16 (not measured: no GPU was at hand). It shows in what the base answers when it is asked again, and that
-# spread, doubled, is what may be noise. (On a CPU, vLLM 0.32 also answers for the base with the adapter in the last slot
-# while it works for another adapter: 0.002 off with the weak one above, and one more reason to ask alone.)
+# questions are asked one by one. Clients' traffic makes batches of other sizes, whose sums differ in their last bits,
+# most in bfloat16 (not measured: no GPU was at hand). It shows in what the base answers when it is asked again, and
+# that spread, doubled, is what may be noise. (On a CPU, vLLM 0.32 also answers for the base with the adapter in the
+# last slot while it works for another adapter: 0.002 off with a weak one, and one more reason to ask alone.)
 SAME_LOGPROB = 1e-4
 PROMPTS = ("The capital of France is", "Once upon a time, there was", "Question: Who are you?\nAnswer:")
 QUESTION: Document = {
