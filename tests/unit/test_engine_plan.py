@@ -10,6 +10,7 @@ import pytest
 from components.core.engine_plan import EngineOptions, EnginePlan, Json, PlannedAdapter, PlannedFlag, plan_engine
 from components.core.errors import UserError
 from components.core.naming import blob_path
+from components.core.vllm_rules import NO_SUCH_FLAGS, OWNED_FLAGS
 
 BASE = "Qwen/Qwen2.5-7B-Instruct"
 PYTHON = "/opt/vllm/bin/python"
@@ -285,6 +286,12 @@ def test_a_flag_of_ours_in_any_spelling(key: str) -> None:
     assert refusal(replace(OPTIONS, args={key: 4})) == (
         f"engine.args.{key} cannot be set here: it is computed from the models; set engine.maxLoras to choose it"
     )
+
+
+@pytest.mark.parametrize("flag", [*OWNED_FLAGS, *NO_SUCH_FLAGS])
+def test_flags_that_are_ours_and_flags_that_vllm_lacks(flag: str) -> None:
+    """vllm-project/vllm#29786, #13669"""
+    assert refusal(replace(OPTIONS, args={flag: "x"}), A).startswith(f"engine.args.{flag} cannot be set here: ")
 
 
 @pytest.mark.parametrize(
