@@ -19,14 +19,11 @@ from tests.support.stacks import Checkout, Stack
 
 pytestmark = pytest.mark.pod
 
-LORA_LOCK = (
-    "import argparse; from components.cli import lock; parser = argparse.ArgumentParser(); "
-    "lock.add_arguments(parser); raise SystemExit(lock.run(parser.parse_args()))"
-)
+LORA = "from components.cli.main import main; raise SystemExit(main())"
 
 
 def lora_lock(stack: Stack, *words: str) -> str:
-    command = [sys.executable, "-c", LORA_LOCK, "-s", stack.name, *words]
+    command = [sys.executable, "-c", LORA, "lock", "-s", stack.name, *words]
     where = stack.checkout
     done = subprocess.run(command, cwd=where.root, env=where.environment, capture_output=True, text=True, check=True)
     return done.stdout
