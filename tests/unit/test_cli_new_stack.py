@@ -73,6 +73,7 @@ def test_like_another_it_has_all_but_the_secrets(stacks: Path, capsys: pytest.Ca
         "config: {lora-pods:apiKey: {secure: v1:abc}, lora-pods:models: []}\n",
         'config:\n  lora-pods:models: []\n  ? lora-pods:apiKey\n  : secure: "v1:abc"\n',
         'config:\n  lora-pods:apiKey: {"secure": v1:abc}\n  lora-pods:models: []\n',
+        'config:\n  lora-pods:apiKey: {"secur\\u0065": v1:abc}\n  lora-pods:models: []\n',
     ],
 )
 def test_a_secret_is_never_copied_however_it_is_written(
