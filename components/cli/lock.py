@@ -63,10 +63,12 @@ def _lock(directory: Path, stack: str, config: RawConfig, check: bool) -> int:
         # What the lock says of those is lost if it is written anew without them.
         raise unreadable
     changes = differences(old or {}, found.entries)
-    changed = bool(changes) or old is None
+    # A lock that would say nothing, since nothing is here, helps nobody.
+    changed = bool(changes) or (old is None and not found.unknown)
     if changed and not check:
         write_lock(directory, stack, found.entries)
-    _tell(place, changes, changed, check, found)
+    if found.entries or not found.unknown:
+        _tell(place, changes, changed, check, found)
     if found.unknown:
         print(
             f"{place}: without {listed(found.unknown)}, which this machine does not have and no entry fits; "

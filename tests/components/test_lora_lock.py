@@ -144,6 +144,15 @@ def test_what_it_can_it_writes_and_the_rest_it_names(project: Path, capsys: pyte
     )
 
 
+def test_where_no_adapter_is_no_lock_is_made(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(project / "adapters")
+    assert lora_lock() == 1
+    assert locked(project) is None
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("stacks/acme.lock.yaml: without acme-v1, acme-v2, which")
+
+
 def test_a_faulty_adapter_leaves_the_lock_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "adapters" / "v2" / "adapter_config.json").write_text("{")
     assert lora_lock() == 1
