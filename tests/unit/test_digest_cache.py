@@ -14,7 +14,7 @@ import pytest
 
 from components.core import digest_cache, memory
 from components.core.adapter import Adapter, AdapterFiles, read_adapter, read_located
-from components.core.adapter_check import Against, check_adapter
+from components.core.adapter_check import Against, check_adapter, check_files
 from components.core.base_model import BaseModel, read_base_model
 from components.core.bundle import Member, bundle_members, digest_bundle
 from components.core.digest_cache import BundleFacts, DigestCache, default_path
@@ -520,6 +520,32 @@ def test_an_adapter_that_changed_since_it_was_described_is_not_remembered(cache:
     write_adapter(adapter, {**CONFIG, "use_dora": True})
     (found,) = cache.check_all([(adapter, facts, Against())])
     assert [finding.rule for finding in found] == ["dora"]
+    write_adapter(adapter, CONFIG)
+    assert check(cache, adapter) == []
+
+
+def test_what_another_content_led_to_is_not_remembered_for_this_one(
+    cache: DigestCache, adapter: Path, tmp_path: Path
+) -> None:
+    old = cache.describe(adapter)
+    write_adapter(adapter, {**CONFIG, "use_dora": True})
+    cache.describe(adapter)
+    cache.check_all([(adapter, old, Against())])
+    assert check(cache, write_adapter(tmp_path / "old")) == []
+
+
+def test_what_is_swapped_in_while_it_is_checked_is_not_remembered(
+    cache: DigestCache, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = cache.describe(adapter)
+
+    def swap_and_check(files: AdapterFiles, against: Against) -> list[Finding]:
+        write_adapter(adapter, {**CONFIG, "use_dora": True})
+        return check_files(files, against)
+
+    monkeypatch.setattr(digest_cache, "check_files", swap_and_check)
+    cache.check_all([(adapter, facts, Against())])
+    monkeypatch.undo()
     write_adapter(adapter, CONFIG)
     assert check(cache, adapter) == []
 
