@@ -67,7 +67,7 @@ def _lock(directory: Path, stack: str, config: RawConfig, check: bool) -> int:
     changed = bool(changes) or (old is None and not found.unknown)
     if changed and not check:
         write_lock(directory, stack, found.entries)
-    if found.entries or not found.unknown:
+    if changed or found.entries or not found.unknown:
         _tell(place, changes, changed, check, found)
     if found.unknown:
         print(
