@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from components.core.adapter_check import check_adapter
+from components.core.check.adapter_check import check_adapter
 from tests.support.adapter_cases import BASE_CONFIG, CASES, CONFIGS, Case, Outcome, tensors, with_config
+from tests.support.adapter_mixtures import mixtures
 from tests.support.machines import call
 from tests.support.verdicts import HERE, outcome
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.vllm
 
 SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
 PYTHON = "/opt/vllm/bin/python"
+MIXED = "mixture"
 HEAD = "| adapter | ours | vLLM | PEFT | why it is refused here |\n|---|---|---|---|---|"
 ORACLE = Path(__file__).with_name("adapter_oracle.py")
 
@@ -60,9 +62,10 @@ def of_a_real_config(path: Path) -> Case:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     root = tmp_path_factory.mktemp("adapters")
-    cases = [*CASES, *map(of_a_real_config, sorted(CONFIGS.glob("*.json")))]
+    mixed = [Case(f"{MIXED} {number}", write, "accept") for number, write in enumerate(mixtures(seed=0, count=600))]
+    cases = [*CASES, *map(of_a_real_config, sorted(CONFIGS.glob("*.json"))), *mixed]
     directories = [case.make(root) for case in cases]
     answers = asked([str(directory) for directory in directories], root)
     found = []
@@ -70,9 +73,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
         findings = check_adapter(directory, HERE)
         rules = ", ".join(sorted({finding.rule for finding in findings}))
         found.append(Row(case, outcome(findings), rules, answer["vllm"], answer["peft"], answer["same"]))
-    table = "\n".join(
-        ["| adapter | ours | vLLM | PEFT | why it is refused here |", "|---|---|---|---|---|", *map(line, found)]
-    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(everything: list[Row]) -> list[Row]:
+    """Without the random ones, whose names say nothing."""
+    found = [row for row in everything if not row.case.name.startswith(MIXED)]
+    table = "\n".join([HEAD, *map(line, found)])
     print(f"\n{table}")
     if os.environ.get("LORA_PODS_BOTH_WAYS"):
         Path(os.environ["LORA_PODS_BOTH_WAYS"]).write_text(f"{table}\n")
@@ -112,8 +120,8 @@ def of_peft(row: Row) -> str:
     return f"loads {row.peft['modules']} modules{ignored}"
 
 
-def test_nothing_that_vllm_refuses_passes(rows: list[Row]) -> None:
-    assert [line(row) for row in rows if row.ours != "refuse" and not row.vllm_takes_it] == []
+def test_nothing_that_vllm_refuses_passes(everything: list[Row]) -> None:
+    assert [line(row) for row in everything if row.ours != "refuse" and not row.vllm_takes_it] == []
 
 
 def test_what_is_refused_here_only_has_a_reason(rows: list[Row]) -> None:
@@ -121,8 +129,8 @@ def test_what_is_refused_here_only_has_a_reason(rows: list[Row]) -> None:
     assert [line(row) for row in refused if row.vllm_takes_it != bool(row.case.stricter)] == []
 
 
-def test_what_passes_without_a_word_is_served_as_it_was_trained(rows: list[Row]) -> None:
-    assert [line(row) for row in rows if row.ours == "accept" and not row.served_as_trained] == []
+def test_what_passes_without_a_word_is_served_as_it_was_trained(everything: list[Row]) -> None:
+    assert [line(row) for row in everything if row.ours == "accept" and not row.served_as_trained] == []
 
 
 def test_the_oracle_tells_right_from_wrong(rows: list[Row]) -> None:
@@ -133,3 +141,10 @@ def test_the_oracle_tells_right_from_wrong(rows: list[Row]) -> None:
     assert of_vllm(named["prefix lost"]) == "the base answers"
     assert of_vllm(named["alpha NaN"]) == "serves 4 modules, unlike PEFT"
     assert not named["dora"].vllm_takes_it
+
+
+def test_the_random_ones_are_of_every_kind(everything: list[Row]) -> None:
+    mixed = [row for row in everything if row.case.name.startswith(MIXED)]
+    for kind in ("accept", "warn", "refuse"):
+        assert len([row for row in mixed if row.ours == kind]) > 30
+    assert len([row for row in mixed if not row.vllm_takes_it]) > 100
