@@ -18,10 +18,10 @@ from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from components.core.adapter import read_adapter, shown_path
 from components.core.bundle import bundle_members, stream_bundle
+from components.core.check.told_once import listed
 from components.core.digest_cache import BundleFacts
 from components.core.errors import UserError, printable
 from components.core.lock import why_absent
-from components.core.told_once import listed
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text
 from components.pods.gpu_pod import GpuPod

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from components.core.adapter_check import Against
-from components.core.base_model import BaseModel, read_base_model
+from components.core.check.adapter_check import Against
+from components.core.check.base_model import BaseModel, read_base_model
+from components.core.check.told_once import Checked, told_once
+from components.core.check.vllm_loader import version_warning
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
-from components.core.told_once import Checked, told_once
-from components.core.vllm_loader import version_warning
 from components.engine import PlannedEngine, planned_engine
 from components.locked import Present, look
 from components.settings import Pod, RawConfig, Settings, SettingsError, parse, secrecy_faults

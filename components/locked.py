@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from components.core.adapter import shown_path
+from components.core.check.told_once import listed, shared_place
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError, printable
 from components.core.lock import LockEntry, differences, why_absent
-from components.core.told_once import listed, shared_place
 from components.settings import Model, Settings
 from components.stack_files import LockError, lock_place, read_lock
 

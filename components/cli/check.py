@@ -11,12 +11,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from components.core.adapter_check import Against, check_adapter
 from components.core.adapter_files import CONFIG_NAME, OTHER_WEIGHTS_NAMES, WEIGHTS_NAME, shown_path
-from components.core.base_model import read_base_model
+from components.core.check.adapter_check import Against, check_adapter
+from components.core.check.base_model import read_base_model
+from components.core.check.vllm_loader import version_warning
 from components.core.errors import UserError
 from components.core.findings import Finding
-from components.core.vllm_loader import version_warning
 
 FILES = (CONFIG_NAME, WEIGHTS_NAME, *OTHER_WEIGHTS_NAMES)
 WORDS = {"error": "1;31", "warning": "1;33", "ok": "32"}

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.core.check.told_once import listed
 from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, printable
 from components.core.lock import Difference, LockEntry, differences, short_digest, why_absent
-from components.core.told_once import listed
 from components.settings import PROJECT, Model, RawConfig, Settings, SettingsError, parse_models
 from components.stack_files import LockError, lock_place, read_lock, stack_config, stack_directory, write_lock
 

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 from components.core.adapter import read_located
-from components.core.adapter_check import Against, around, check_adapter, check_files, placed
 from components.core.adapter_files import (
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -28,6 +27,7 @@ from components.core.adapter_files import (
     unreadable,
 )
 from components.core.bundle import bundle_members, bundle_size, digest_bundle
+from components.core.check.adapter_check import Against, around, check_adapter, check_files, placed
 from components.core.errors import UserError
 from components.core.findings import FaultError, Finding, fault
 from components.core.memory import Memory
@@ -224,13 +224,14 @@ def _rules() -> str:
 @cache
 def _check_rules() -> str:
     """The rules findings were found by: all of this package, since a check takes only milliseconds."""
-    return _sources(sorted(path.name for path in Path(__file__).parent.glob("*.py")))
+    here = Path(__file__).parent
+    return _sources(sorted(path.relative_to(here).as_posix() for path in here.rglob("*.py")))
 
 
 def _sources(names: Iterable[str]) -> str:
     sha256 = hashlib.sha256()
     for name in names:
-        sha256.update(Path(__file__).with_name(name).read_bytes())
+        sha256.update((Path(__file__).parent / name).read_bytes())
     return sha256.hexdigest()
 
 

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 
 from components.core.adapter_files import CONFIG_NAME, ENTRIES_LOOKED_AT, WEIGHTS_NAME
+from components.core.check.told_once import listed
 from components.core.digest_cache import BundleFacts
 from components.core.errors import printable
-from components.core.told_once import listed
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 COUNT = re.compile(r"0|[1-9][0-9]{0,4299}")  # as many digits as Python reads, also in the adapter's JSON

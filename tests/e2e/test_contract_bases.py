@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from components.core.base_layouts import ARCHITECTURES, WRAPPERS
-from components.core.base_model import BaseModel, base_model_of, split_layer
+from components.core.check.base_layouts import ARCHITECTURES, WRAPPERS
+from components.core.check.base_model import BaseModel, base_model_of, split_layer
 from tests.support.machines import call
 
 pytestmark = pytest.mark.vllm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from components.core.adapter_check import Against
-from components.core.base_model import base_model_of
+from components.core.check.adapter_check import Against
+from components.core.check.base_model import base_model_of
 from components.core.findings import Finding
 from tests.support.adapter_cases import BASE_CONFIG, BASE_NAME, Outcome
 from tests.support.adapters import Json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components.core.adapter_check import check_adapter
+from components.core.check.adapter_check import check_adapter
 from tests.support.adapter_cases import CASES, SECTIONS, Case, Outcome
 from tests.support.verdicts import HERE, outcome
 

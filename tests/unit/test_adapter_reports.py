@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from components.core.adapter_check import Against, check_adapter
+from components.core.check.adapter_check import Against, check_adapter
 from tests.support.adapter_cases import (
     BASE_CONFIG,
     BODY,

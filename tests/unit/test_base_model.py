@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.core.base_layouts import ARCHITECTURES, LAYOUTS, TEXT_MODELS, WRAPPERS
-from components.core.base_model import BaseModel, Module, base_model_of, read_base_model, split_layer
+from components.core.check.base_layouts import ARCHITECTURES, LAYOUTS, TEXT_MODELS, WRAPPERS
+from components.core.check.base_model import BaseModel, Module, base_model_of, read_base_model, split_layer
 from components.core.errors import UserError
 from tests.support.adapters import Json
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.adapter_check import Against, check_adapter
+from components.core.check.adapter_check import Against, check_adapter
 from components.core.findings import Finding
 from tests.support.adapters import CONFIG, lora_shapes, safetensors_bytes, with_header, write_adapter
 

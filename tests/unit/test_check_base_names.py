@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.base_names import base_findings
+from components.core.check.base_names import base_findings
 
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.config_rules import config_findings
+from components.core.check.config_rules import config_findings
+from components.core.check.vllm_loader import loader_rules
 from components.core.findings import Finding
-from components.core.vllm_loader import loader_rules
 from tests.support.adapters import CONFIG, Json
 
 NEWEST = loader_rules(None)

@@ -14,9 +14,9 @@ import pytest
 
 from components.core import digest_cache, memory
 from components.core.adapter import Adapter, AdapterFiles, read_adapter, read_located
-from components.core.adapter_check import Against, check_adapter, check_files
-from components.core.base_model import BaseModel, read_base_model
 from components.core.bundle import Member, bundle_members, digest_bundle
+from components.core.check.adapter_check import Against, check_adapter, check_files
+from components.core.check.base_model import BaseModel, read_base_model
 from components.core.digest_cache import BundleFacts, DigestCache, default_path
 from components.core.errors import UserError
 from components.core.findings import Finding, fault
@@ -234,7 +234,10 @@ def imported_from(name: str) -> set[str]:
         if name not in seen:
             seen.add(name)
             text = (Path(digest_cache.__file__).parent / name).read_text()
-            waiting += [f"{found}.py" for found in re.findall(r"^from components\.core\.(\w+) import", text, re.M)]
+            waiting += [
+                f"{found.replace('.', '/')}.py"
+                for found in re.findall(r"^from components\.core\.([\w.]+) import", text, re.M)
+            ]
     return seen
 
 
@@ -248,7 +251,10 @@ def test_the_rules_are_the_sources() -> None:
     core = Path(digest_cache.__file__).parent
     sources = b"".join((core / name).read_bytes() for name in digest_cache.BUNDLE_RULES)
     assert digest_cache._rules() == hashlib.sha256(sources).hexdigest()
-    everything = b"".join(path.read_bytes() for path in sorted(core.glob("*.py")))
+    modules = [*core.glob("*.py"), *(core / "check").glob("*.py")]
+    everything = b"".join(
+        path.read_bytes() for path in sorted(modules, key=lambda path: path.relative_to(core).as_posix())
+    )
     assert digest_cache._check_rules() == hashlib.sha256(everything).hexdigest()
 
 

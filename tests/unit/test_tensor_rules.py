@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from components.core.base_layouts import ARCHITECTURES, WRAPPERS
-from components.core.base_model import BaseModel, base_model_of
+from components.core.check.base_layouts import ARCHITECTURES, WRAPPERS
+from components.core.check.base_model import BaseModel, base_model_of
+from components.core.check.tensor_rules import tensor_findings
+from components.core.check.vllm_loader import loader_rules
 from components.core.findings import Finding
 from components.core.safetensors_header import DTYPE_BITS, Tensor
-from components.core.tensor_rules import tensor_findings
-from components.core.vllm_loader import loader_rules
 
 PEFT = "base_model.model."
 PLACE = "adapters/acme/adapter_model.safetensors"

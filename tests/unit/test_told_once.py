@@ -1,7 +1,7 @@
 """What holds for many models is one line."""
 
+from components.core.check.told_once import Checked, listed, shared_place, told_once
 from components.core.findings import Finding
-from components.core.told_once import Checked, listed, shared_place, told_once
 
 
 def dora(directory: str) -> Finding:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.vllm_loader import NEWEST, OLDEST, loader_rules, version_warning
+from components.core.check.vllm_loader import NEWEST, OLDEST, loader_rules, version_warning
 from components.core.vllm_rules import LEGAL_RANKS
 
 

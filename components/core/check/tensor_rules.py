@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from components.core.base_model import BaseModel
+from components.core.check.base_model import BaseModel
+from components.core.check.tensor_modules import left_out, modules, not_listed
+from components.core.check.tensor_names import is_passed_over, odd_names, refused_names
+from components.core.check.tensor_pairs import Pair, lora_module, told
+from components.core.check.tensor_shapes import halves, shapes, types
+from components.core.check.vllm_loader import LoaderRules
 from components.core.findings import Finding
 from components.core.safetensors_header import Tensor
-from components.core.tensor_modules import left_out, modules, not_listed
-from components.core.tensor_names import is_passed_over, odd_names, refused_names
-from components.core.tensor_pairs import Pair, lora_module, told
-from components.core.tensor_shapes import halves, shapes, types
-from components.core.vllm_loader import LoaderRules
 
 
 def tensor_findings(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from components.core.base_layouts import LAYOUTS, WRAPPERS
-from components.core.base_model import BaseModel, Module, split_layer
+from components.core.check.base_layouts import LAYOUTS, WRAPPERS
+from components.core.check.base_model import BaseModel, Module, split_layer
+from components.core.check.tensor_names import WRAPPERS_OF_TRAINERS
+from components.core.check.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, last_part, share, shown, some, told
+from components.core.check.vllm_loader import LoaderRules
 from components.core.findings import Finding, Severity
-from components.core.tensor_names import WRAPPERS_OF_TRAINERS
-from components.core.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, last_part, share, shown, some, told
-from components.core.vllm_loader import LoaderRules
 
 LISTED_AT_MOST = 8
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# What a width may be made of; components/core/base_model.py takes them from config.json.
+# What a width may be made of; components/core/check/base_model.py takes them from config.json.
 WIDTHS = ("hidden", "q", "kv", "mlp", "vocab", "embed", "heads", "nope", "rope", "value", "q_rank", "kv_rank")
 
 _QKV = {"self_attn.q_proj": "hidden > q", "self_attn.k_proj": "hidden > kv", "self_attn.v_proj": "hidden > kv"}

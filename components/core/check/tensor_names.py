@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from components.core.base_model import BaseModel
+from components.core.check.base_model import BaseModel
+from components.core.check.tensor_pairs import PEFT_PREFIX, Group, Pair, last_part, shown, some, told
+from components.core.check.vllm_loader import LoaderRules
 from components.core.findings import Finding
-from components.core.tensor_pairs import PEFT_PREFIX, Group, Pair, last_part, shown, some, told
-from components.core.vllm_loader import LoaderRules
 
 BASE_EMBEDDINGS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from components.core.check.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, shown, some, told
 from components.core.findings import Finding
 from components.core.safetensors_header import Tensor
-from components.core.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, shown, some, told
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _COARSE_FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 
 from components.core.adapter import rank_of
 from components.core.adapter_files import CONFIG_NAME
+from components.core.check.vllm_loader import LoaderRules
 from components.core.errors import printable
 from components.core.findings import Finding
 from components.core.json_text import as_object, shown_json
-from components.core.vllm_loader import LoaderRules
 
 REQUIRED = ("r", "lora_alpha", "target_modules")
 NAMES_SHOWN = 5

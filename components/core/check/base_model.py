@@ -2,7 +2,7 @@
 
 A LoRA matrix that names a module the base does not have is loaded by vLLM and never used: vllm/lora/lora_model.py
 (0.32.0) compares the last part of a name only. So the names have to be known here. For an architecture that
-components/core/base_layouts.py does not list, nothing is claimed: `BaseModel.known` is False.
+components/core/check/base_layouts.py does not list, nothing is claimed: `BaseModel.known` is False.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from components.core.adapter_files import open_regular, shown_path
-from components.core.base_layouts import (
+from components.core.check.base_layouts import (
     ARCHITECTURES,
     LAYOUTS,
     TEXT_MODELS,
