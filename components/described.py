@@ -46,7 +46,7 @@ class Described:
                 warnings += [f"{place}.engine: {warning}" for warning in engines[pod.base].plan.warnings]
             except UserError as error:
                 faults.append(f"{place}.engine: {error}")
-            version = pod.engine.vllm.version if pod.engine.vllm else None
+            version = pod.vllm_version
             warning = version_warning(version)
             if warning and any(model.adapter for model in settings.models if model.base == pod.base):
                 warnings.append(f"{place}.engine.vllm.version: {warning}")

@@ -108,6 +108,7 @@ def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], ali
             args=engine.args,
             env=engine.env,
             device=pod.device,
+            vllm=pod.vllm_version,
         ),
         blob_path,
     )

@@ -170,6 +170,11 @@ class Pod(_Part):
         return self.engine.python or SANDBOX_PYTHON
 
     @property
+    def vllm_version(self) -> str | None:
+        """The vLLM that is pinned; None where an interpreter has one that nobody here knows."""
+        return self.engine.vllm.version if self.engine.vllm else None
+
+    @property
     def device(self) -> Literal["gpu", "cpu"]:
         return self.engine.device or ("cpu" if self.sandbox else "gpu")
 

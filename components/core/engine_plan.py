@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from components.core.check.vllm_loader import loader_rules, round_up_rank
 from components.core.errors import UserError, printable
 from components.core.vllm_rules import (
     JSON_LIST_FLAGS,
-    LEGAL_RANKS,
     NO_SUCH_FLAGS,
     OWNED_ENVIRONMENT,
     OWNED_FLAGS,
     REPEATED_FLAGS,
     SECRET_ENVIRONMENT,
     SERVER_MODULE,
-    round_up_rank,
 )
 
 Json: TypeAlias = str | int | float | bool | Sequence["Json"] | Mapping[str, "Json"] | None
@@ -60,6 +59,8 @@ class EngineOptions:
     args: Mapping[str, Json] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     device: Literal["gpu", "cpu"] = "gpu"
+    vllm: str | None = None
+    """The version that is pinned, if one is."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,10 @@ def _max_loras(count: int, options: EngineOptions) -> PlannedFlag:
 
 def _max_lora_rank(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> PlannedFlag:
     largest = adapters[0]
+    rules = loader_rules(options.vllm)
     for adapter in adapters:
         try:
-            round_up_rank(adapter.rank)
+            round_up_rank(adapter.rank, rules)
         except UserError as error:
             raise UserError(f"model {adapter.id}: {error}") from None
         if adapter.rank > largest.rank:
@@ -218,12 +220,12 @@ def _max_lora_rank(adapters: Sequence[PlannedAdapter], options: EngineOptions) -
     if options.max_lora_rank is None:
         return PlannedFlag(
             "max-lora-rank",
-            str(round_up_rank(largest.rank)),
+            str(round_up_rank(largest.rank, rules)),
             f"largest rank is {largest.rank} ({largest.id})",
         )
-    if options.max_lora_rank not in LEGAL_RANKS:
-        legal = ", ".join(map(str, LEGAL_RANKS))
-        raise UserError(f"engine.maxLoraRank is {options.max_lora_rank}; vLLM accepts {legal}")
+    if options.max_lora_rank not in rules.legal_ranks:
+        legal = ", ".join(map(str, rules.legal_ranks))
+        raise UserError(f"engine.maxLoraRank is {options.max_lora_rank}; vLLM {rules.version} accepts {legal}")
     if options.max_lora_rank < largest.rank:
         raise UserError(
             f"engine.maxLoraRank is {options.max_lora_rank}, but model {largest.id} has rank {largest.rank}; "

@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from components.core.errors import UserError
-
-LEGAL_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of `--max-lora-rank`: `MaxLoRARanks` in vllm/config/lora.py."""
-
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 
 _OWN_KEY = "set {} beside engine.args"
@@ -90,19 +85,3 @@ OWNED_ENVIRONMENT = MappingProxyType(
     }
 )
 """Variables `engine.env` may not hold, and why."""
-
-
-def round_up_rank(rank: int) -> int:
-    """Return the smallest `--max-lora-rank` that vLLM accepts and that holds an adapter of this rank.
-
-    Raises UserError for a rank below 1 or above the largest legal one.
-    """
-    if rank < 1:
-        raise UserError(f"rank {rank} is no LoRA rank: it must be at least 1")
-    for legal in LEGAL_RANKS:
-        if rank <= legal:
-            return legal
-    raise UserError(
-        f"rank {rank} is above {LEGAL_RANKS[-1]}, the most vLLM serves; train with a smaller r, or merge the adapter "
-        "into its base"
-    )

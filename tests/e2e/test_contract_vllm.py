@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from components.core.check.vllm_loader import loader_rules
 from components.core.engine_plan import EngineOptions, EnginePlan, Json, PlannedAdapter, plan_engine
 from components.core.naming import blob_path
 from components.core.vllm_rules import (
     JSON_LIST_FLAGS,
-    LEGAL_RANKS,
     NO_SUCH_FLAGS,
     OWNED_ENVIRONMENT,
     OWNED_FLAGS,
@@ -140,7 +140,7 @@ def parsed(vllm: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_the_ranks(vllm: dict[str, Any]) -> None:
-    assert tuple(vllm["ranks"]) == LEGAL_RANKS
+    assert tuple(vllm["ranks"]) == loader_rules(None).legal_ranks
     assert vllm["rank 48 refused"]
 
 

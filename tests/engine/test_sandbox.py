@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import BASE, Client, Key
+from tests.support.adapters import BASE_CONFIG
 from tests.support.machines import STANDIN_IMAGE, call
 from tests.support.stacks import Checkout
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.pod
 def describe(checkout: Checkout, name: str) -> Client:
     """A stack with a sandbox and one adapter; nothing is deployed yet."""
     (checkout.root / "models" / "tiny").mkdir(parents=True)
-    (checkout.root / "models" / "tiny" / "config.json").write_text("{}")
+    (checkout.root / "models" / "tiny" / "config.json").write_text(json.dumps(BASE_CONFIG))
     pod = {
         "base": BASE,
         "sandbox": {"image": STANDIN_IMAGE, "volumes": {"/models": "../models"}, "shmMiB": 256},

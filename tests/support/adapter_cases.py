@@ -375,6 +375,8 @@ PATTERNS = [
 ]
 
 TARGETS = [
+    warned("other layers to transform", keys({"layers_to_transform": [1]})),
+    warned("one other layer to transform", keys({"layers_to_transform": 1})),
     refused("targets missing", without("target_modules")),
     warned("targets null", keys({"target_modules": None})),
     warned("targets an empty list", keys({"target_modules": []})),

@@ -15,6 +15,17 @@ CONFIG: Mapping[str, Json] = {
     "r": 4,
     "target_modules": ["q_proj", "v_proj"],
 }
+# The config.json of a base that `seeded_adapter`'s adapters fit.
+BASE_CONFIG: Mapping[str, Json] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "model_type": "llama",
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
 WIDTHS = {"F16": 2, "BF16": 2, "F32": 4}
 
 

@@ -17,7 +17,7 @@ RULES: Mapping[str, set[str]] = {
     "r": {"missing-key", "not-json", "rank", "rank-too-large"},
     "alpha": {"alpha", "missing-key"},
     "patterns": {"alpha", "pattern", "rank", "rank-too-large"},
-    "targets": {"missing-key", "not-in-target-modules", "target-modules"},
+    "targets": {"layers-to-transform", "missing-key", "not-in-target-modules", "target-modules"},
     "init": {"init"},
     "unsupported": {
         *("alora", "bdlora", "bias", "bias-tensor", "classification-head", "dora", "full-weights", "layer-replication"),

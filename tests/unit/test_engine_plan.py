@@ -231,8 +231,8 @@ def test_the_rank_is_rounded_up_to_one_vllm_accepts(rank: int, flag: int) -> Non
 
 def test_ranks_nobody_serves() -> None:
     assert refusal(OPTIONS, A, replace(B, rank=600)) == (
-        "model acme-v2: rank 600 is above 512, the most vLLM serves; train with a smaller r, or merge the adapter into "
-        "its base"
+        "model acme-v2: rank 600 is above 512, the most vLLM 0.33.0 serves; train with a smaller r, or merge "
+        "the adapter into its base"
     )
     assert refusal(OPTIONS, replace(A, rank=0)) == "model acme-v1: rank 0 is no LoRA rank: it must be at least 1"
 
@@ -245,7 +245,7 @@ def test_a_rank_of_ones_own() -> None:
         "engine.maxLoraRank is 32, but model acme-v2 has rank 48; raise it or leave it out"
     )
     assert refusal(replace(OPTIONS, max_lora_rank=48), B) == (
-        "engine.maxLoraRank is 48; vLLM accepts 1, 8, 16, 32, 64, 128, 256, 320, 512"
+        "engine.maxLoraRank is 48; vLLM 0.33.0 accepts 1, 8, 16, 32, 64, 128, 256, 320, 512"
     )
 
 
@@ -414,3 +414,10 @@ def test_an_eager_engine_on_a_cpu_needs_no_compiler_for_logprobs(
 )
 def test_variables_that_are_refused(name: str, sentence: str) -> None:
     assert refusal(replace(OPTIONS, env={name: "canary"})) == sentence
+
+
+def test_the_ranks_are_those_of_the_vllm_that_is_pinned() -> None:
+    adapters = [PlannedAdapter("acme-v1", f"sha256:{'1' * 64}", 1)]
+    for version, value in ((None, "1"), ("0.33.0", "1"), ("0.10.2", "8")):
+        plan = plan_engine("base", "/bin/python", adapters, [], EngineOptions(port=8000, vllm=version), str)
+        assert {flag.name: flag.value for flag in plan.flags}["max-lora-rank"] == value

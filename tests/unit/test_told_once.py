@@ -16,10 +16,10 @@ def test_lists_stay_short() -> None:
     assert shared_place([]) == ""
 
 
-def test_one_finding_has_its_file() -> None:
+def test_one_finding_names_its_file_and_no_folder_of_this_machine() -> None:
     checked = [Checked("acme-v1", "models[2]", [dora("/a/v1")])]
     assert told_once(checked, "error") == [
-        "models[2].adapter: acme-v1: /a/v1/adapter_config.json: use_dora: is true; train without it."
+        "models[2].adapter: acme-v1: adapter_config.json: use_dora: is true; train without it."
     ]
     assert told_once(checked, "warning") == []
 

@@ -41,8 +41,8 @@ def base_findings(trained_on: object, base: str | None) -> Iterator[Finding]:
         if served is not None and _last(trained_on) != _last(served):
             yield _warning(
                 "local-base",
-                "a local path of the machine it was trained on, which does not say which model that was; make sure "
-                f"that it is {printable(served, limit=100)}.",
+                "no model of the Hub but, it seems, a local path of the machine it was trained on, which does not say "
+                f"which model that was; make sure that it is {printable(served, limit=100)}.",
             )
         return
     if served is None:

@@ -131,6 +131,25 @@ def not_listed(place: str, pairs: Mapping[str, Pair], config: Mapping[str, objec
         )
 
 
+def other_layers(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) -> Iterator[Finding]:
+    """Layers that `layers_to_transform` leaves out: PEFT does not adapt them, vLLM never reads the key."""
+    given = config.get("layers_to_transform")
+    wanted = given if isinstance(given, list) else [given]
+    if not wanted or not all(isinstance(layer, int) for layer in wanted):
+        return
+    names = [module for module in pairs if (layer := split_layer(module)[1]) is not None and layer not in wanted]
+    if names:
+        yield told(
+            place,
+            "warning",
+            "layers-to-transform",
+            names,
+            f"{share(names, len(pairs))} modules ({some(names)}) are of layers that layers_to_transform in "
+            f"adapter_config.json leaves out, and vLLM serves them; make sure that config and weights are of the same "
+            f"training.",
+        )
+
+
 # --- with the base's config.json --------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from components.core.check.base_model import BaseModel
-from components.core.check.tensor_modules import left_out, modules, not_listed
+from components.core.check.tensor_modules import left_out, modules, not_listed, other_layers
 from components.core.check.tensor_names import is_passed_over, odd_names, refused_names
 from components.core.check.tensor_pairs import Pair, lora_module, told
 from components.core.check.tensor_shapes import halves, shapes, types
@@ -62,3 +62,4 @@ def tensor_findings(
     yield from modules(place, pairs, rules, base_model)
     yield from left_out(place, pairs, lora_target_modules)
     yield from not_listed(place, pairs, config)
+    yield from other_layers(place, pairs, config)

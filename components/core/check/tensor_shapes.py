@@ -30,7 +30,7 @@ def halves(place: str, pairs: Mapping[str, Pair]) -> Iterator[Finding]:
             "half-a-pair",
             alone,
             f"{len(alone)} of {len(pairs)} modules have only one of their two matrices ({some(alone)}); vLLM fails on "
-            f"that while it loads. The file is incomplete: save or copy the adapter again.",
+            f"that, or leaves them as they are in the base. The file is incomplete: save or copy the adapter again.",
         )
 
 

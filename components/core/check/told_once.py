@@ -61,7 +61,7 @@ def _file(finding: Finding) -> str:
 
 def _line(found: Sequence[tuple[Checked, Finding]]) -> str:
     one, finding = found[0]
-    if len(found) == 1:
+    if len(found) == 1 and not _file(finding):
         return f"{one.place}.adapter: {printable(one.model)}: {finding}"
     where = f"{shared_place(each.place for each, _ in found)}.adapter"
     models = listed([printable(each.model) for each, _ in found])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from components.core.errors import printable
+from components.core.errors import UserError, printable
 
 OLDEST = "0.6.5"
 NEWEST = "0.33.0"
@@ -61,6 +61,22 @@ def loader_rules(version: str | None) -> LoaderRules:
         full_modules=("classifier", "score") if number >= (0, 31) else (),
         reads_patterns=number >= (0, 32),
         refuses_variants=number >= (0, 32),
+    )
+
+
+def round_up_rank(rank: int, rules: LoaderRules) -> int:
+    """The smallest `--max-lora-rank` of this version that holds an adapter of this rank.
+
+    Raises UserError for a rank below 1 or above the largest legal one.
+    """
+    if rank < 1:
+        raise UserError(f"rank {rank} is no LoRA rank: it must be at least 1")
+    for legal in rules.legal_ranks:
+        if rank <= legal:
+            return legal
+    raise UserError(
+        f"rank {rank} is above {rules.legal_ranks[-1]}, the most vLLM {rules.version} serves; train with a smaller r, "
+        "or merge the adapter into its base"
     )
 
 
