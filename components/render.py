@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from components.core.engine_plan import EnginePlan
 from components.core.errors import UserError, printable
-from components.core.naming import secrets_path, state_directory
+from components.core.naming import POD_ROOT, secrets_path, state_directory
 from components.core.unit_text import check_line_length, environment_word, exec_program, exec_word, plain_text
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
@@ -35,6 +35,7 @@ def render_unit(plan: EnginePlan, *, key: str) -> str:
     template = _templates().get_template("engine.service.j2")
     return template.render(
         base=plain_text(plan.base),
+        blobs=sorted({root for root in plan.served.values() if root and root.startswith(f"{POD_ROOT}/blobs/")}),
         command=command,
         gpu=plan.gpu,
         environment=[environment_word(name, value) for name, value in sorted(environment.items())],

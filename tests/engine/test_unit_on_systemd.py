@@ -138,7 +138,8 @@ def test_a_rendered_unit_runs_as_planned(pod: Machine) -> None:
     plan = plan_engine(base, "/usr/bin/python3", adapters, ["plain"], options, blob_path)
     key = engine_key("test", base)
     module = "/opt/fake/vllm/entrypoints/openai/api_server.py"
-    pod.run("mkdir", "-p", str(Path(module).parent), "/var/lib/lora-pods/secrets")
+    blobs = [blob_path(adapter.digest) for adapter in adapters]
+    pod.run("mkdir", "-p", str(Path(module).parent), "/var/lib/lora-pods/secrets", *blobs)
     write(pod, module, ENGINE)
     write(pod, secrets_path(key), 'VLLM_API_KEY="from the file"\n')
     write(pod, f"/etc/systemd/system/{unit_name(key)}", render_unit(plan, key=key))
@@ -167,6 +168,13 @@ def test_a_rendered_unit_runs_as_planned(pod: Machine) -> None:
     assert pod.run("stat", "--format=%a", f"/var/lib/private/lora-pods-{key}").strip() == "700"
     pod.run("systemctl", "stop", unit_name(key))
     assert pod.show(unit_name(key), "ActiveState", "NRestarts") == {"ActiveState": "inactive", "NRestarts": "1"}
+
+    # A blob that is gone is named, and nothing is started over and over.
+    pod.run("rmdir", blobs[1])
+    assert pod.run("sh", "-c", 'systemctl start "$0" 2>&1', unit_name(key), check=False).startswith("Assertion failed")
+    assert pod.show(unit_name(key), "ActiveState", "NRestarts") == {"ActiveState": "inactive", "NRestarts": "1"}
+    told = pod.run("systemctl", "status", "--no-pager", "--full", unit_name(key), check=False)
+    assert f"AssertPathExists={blobs[1]} was not met" in told
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.parent.name)

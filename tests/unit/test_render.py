@@ -25,10 +25,11 @@ def setting(unit: str, wanted: str) -> list[str]:
     return [value for name, value in systemd.settings(unit) if name == wanted]
 
 
-def test_an_added_adapter_is_one_more_line_and_the_counts() -> None:
+def test_an_added_adapter_is_two_more_lines_and_the_counts() -> None:
     before = render.render_unit(planned(2), key=KEY).splitlines()
     after = render.render_unit(planned(3), key=KEY).splitlines()
     assert [line for line in after if line not in before] == [
+        f"AssertPathExists={blob_path(f'sha256:{2:064x}')}",
         "    --max-loras 3 \\",
         "    --max-cpu-loras 3 \\",
         # The last line of before has gained its continuation.
