@@ -1303,7 +1303,9 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial, att
 # most in bfloat16 (not measured: no GPU was at hand). It shows in what the base answers when it is asked again, and
 # that spread, doubled, is what may be noise. (On a CPU, vLLM 0.32 also answers for the base with the adapter in the
 # last slot while it works for another adapter: 0.002 off with a weak one, and one more reason to ask alone.)
+# What is off by little is asked once more: an adapter's own part is the same again, noise is not.
 SAME_LOGPROB = 1e-4
+LITTLE_LOGPROB = 0.02
 PROMPTS = ("The capital of France is", "Once upon a time, there was", "Question: Who are you?\nAnswer:")
 QUESTION: Document = {
     "max_tokens": 4,
@@ -1352,24 +1354,28 @@ def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
     return max(found)
 
 
-def is_as_base(answer: Answer, bases: Sequence[Answer]) -> bool:
-    """Whether an answer cannot be told from the base's, of which there are several to tell the noise."""
-    spread = max(distance(one.first, other.first) for one in bases for other in bases)
+def is_as_base(answers: Sequence[Answer], bases: Sequence[Answer]) -> bool:
+    """Whether answers cannot be told from the base's; what each side differs by from itself is noise."""
+    spread = max(distance(one.first, other.first) for side in (answers, bases) for one in side for other in side)
     tokens = {base.tokens for base in bases}
-    near = min(distance(answer.first, base.first) for base in bases) <= max(SAME_LOGPROB, 2 * spread)
+    near = nearest(answers, bases) <= max(SAME_LOGPROB, 2 * spread)
     # Where noise changes the base's own tokens, others are no sign.
-    return near and (answer.tokens in tokens or len(tokens) > 1)
+    return near and (any(answer.tokens in tokens for answer in answers) or len(tokens) > 1)
+
+
+def nearest(answers: Sequence[Answer], bases: Sequence[Answer]) -> float:
+    return min(distance(answer.first, base.first) for answer in answers for base in bases)
 
 
 class Prober:
     """Asks the models of one running engine, one at a time, for as long as loading it was given."""
 
-    def __init__(self, store: Store, engine: str, document: Document, trial: Trial, attended: bool) -> None:
+    def __init__(self, store: Store, engine: str, document: Document, trial: Trial) -> None:
         self.unit, self.redact = unit_name(engine), redactor(store, engine)
         self.url: str = document["ready"]["url"]
         self.key = read_secrets(store, engine).get("VLLM_API_KEY")
         self.limit = number(document, "ready.timeoutSeconds")
-        self.trial, self.attended = trial, attended
+        self.trial = trial
         self.began = time.monotonic()
         self.due = self.began + SAY_SECONDS
 
@@ -1377,10 +1383,7 @@ class Prober:
         """Raises Unanswered, and Refusal where the whole engine is at fault."""
         left = self.began + self.limit - time.monotonic()
         if left <= 0:
-            raise Refusal(
-                "after %d seconds some of its adapters were still not asked whether they apply: "
-                "raise engine.readyTimeoutSeconds, or set engine.probe: false" % self.limit
-            )
+            raise self.out_of_time()
         seconds = min(PROBE_SECONDS, left)
         asked = time.monotonic()
         question = {"model": model, "prompt": prompt, **QUESTION}
@@ -1397,11 +1400,19 @@ class Prober:
             return answer
         if status:
             raise Unanswered("answers %d%s" % (status, self.message_of(body)), status)
+        if took >= seconds == left:
+            raise self.out_of_time()
         raise Unanswered("does not answer within %d seconds" % took if took >= seconds else "ends the connection", 0)
+
+    def out_of_time(self) -> Refusal:
+        return Refusal(
+            "after %d seconds some of its adapters were still not asked whether they apply: "
+            "raise engine.readyTimeoutSeconds, or set engine.probe: false" % self.limit
+        )
 
     def ended(self, looks: int) -> str:
         for left in reversed(range(looks)):
-            over = why_over(unit_state(self.unit), self.trial, self.attended)
+            over = why_over(unit_state(self.unit), self.trial, attended=True)
             if over or not left:
                 break
             time.sleep(POLL_SECONDS)
@@ -1433,22 +1444,24 @@ def read_answer(body: bytes) -> Optional[Answer]:
     return Answer(tokens, first) if first and all(map(math.isfinite, first.values())) else None
 
 
-def probe(store: Store, engine: str, document: Document, trial: Trial, attended: bool) -> Probed:
+def probe(store: Store, engine: str, document: Document, trial: Trial) -> Probed:
     """Asks every adapter a prompt, and those that answered as their base the next ones too.
 
     Raises Refusal where the engine itself is at fault.
     """
-    prober = Prober(store, engine, document, trial, attended)
+    prober = Prober(store, engine, document, trial)
     base, adapters = document["ready"]["probe"]["base"], adapters_of(document["ready"])
     suspects, broken = list(adapters), []
     for prompt in PROMPTS:
-        answers: Dict[str, Answer] = {}
+        answers: Dict[str, List[Answer]] = {}
         try:
             bases = [prober.ask(base, prompt) for _ in range(2)]
             for n, model in enumerate(suspects):
                 prober.progress(n, len(suspects))
                 try:
-                    answers[model] = prober.ask(model, prompt)
+                    answers[model] = [prober.ask(model, prompt)]
+                    if SAME_LOGPROB < nearest(answers[model], bases) <= LITTLE_LOGPROB:
+                        answers[model].append(prober.ask(model, prompt))
                 except Unanswered as fault:
                     broken.append("%s %s" % (model, fault))
                     if not fault.status or len(broken) == NAMED:  # each of the others might take as long
@@ -1503,12 +1516,12 @@ def one_or_more(count: int, one: T, more: T) -> T:
     return one if count == 1 else more
 
 
-def prove(store: Store, engine: str, document: Document, trial: Trial, attended: bool) -> Tuple[str, bool, Document]:
+def prove(store: Store, engine: str, document: Document, trial: Trial) -> Tuple[str, bool, Document]:
     """-> (why the engine should not serve like this or "", whether its journal tells more, what the result says)."""
     if optional(document, "ready.probe", dict) is None:
         return "", False, {}
     try:
-        probed = probe(store, engine, document, trial, attended)
+        probed = probe(store, engine, document, trial)
     except Refusal as refusal:
         return str(refusal), True, {}
     fault = judge(unit_name(engine), probed, document["ready"]["probe"]["mayEqualBase"])
@@ -1636,8 +1649,8 @@ def verb_activate(store: Store, document: Document) -> Document:
     """Makes this unit the engine's, and proves that it serves; if it does not, the last one that did comes back."""
     engine = check_engine(store, document)
     store.make_staging()
-    # Who holds it may be waiting for the same engine to become ready, and then to answer for each adapter.
-    patience = 2 * number(document, "ready.timeoutSeconds") + LOADING_SPARE_SECONDS
+    # Who holds it may wait for an engine to become ready, then for each adapter's answer, and for the engine before.
+    patience = 3 * number(document, "ready.timeoutSeconds") + LOADING_SPARE_SECONDS
     with store.lock_engine(engine, "activate", patience):
         revision = document.get("secretsRevision") or (revisions(store, engine) or [0])[-1]
         secrets_bytes(store, engine, revision)  # refuses before anything is stopped
@@ -1650,7 +1663,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             if not fault:
                 found: Document = {}
                 if not probed_for(current.document, document):
-                    fault, _, found = prove(store, engine, document, running, attended=False)
+                    fault, _, found = prove(store, engine, document, running)
                     if fault:
                         raise Refusal("%s runs on as it is, but %s" % (unit_name(engine), fault))
                 with store.lock("activate"):
@@ -1674,7 +1687,7 @@ def verb_activate(store: Store, document: Document) -> Document:
         if fault:
             told = explain(store, engine, trial)
             raise go_back(store, engine, good, trial_of, "did not become ready", fault, told, rivals)
-        fault, journalled, found = prove(store, engine, document, trial, attended=True)
+        fault, journalled, found = prove(store, engine, document, trial)
         if fault:
             told = explain(store, engine, trial) if journalled else ("", [])
             raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)

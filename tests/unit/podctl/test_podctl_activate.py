@@ -815,7 +815,7 @@ def test_an_activation_waits_longer_for_another_than_an_engine_may_load_and_be_p
     document["ready"]["timeoutSeconds"] = 3600
 
     assert engine.pod.run("activate", stdin=document).status == 0
-    assert waits == {f".lock-{ENGINE}": 7500, ".lock": podctl.LOCK_SECONDS}
+    assert waits == {f".lock-{ENGINE}": 11100, ".lock": podctl.LOCK_SECONDS}
 
 
 def test_deactivate_takes_everything_of_the_engine(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.unit.podctl.fake_systemd import FakeSystemd, free_port
 from tests.unit.podctl.pods import Answer, PodDirectory
 
 BASE = "org/base"
-FAR, NEAR = 0.01, 0.00001
+FAR, NEAR = 0.1, 0.00001
 AS_BASE = "m2 answers exactly as its base does: its tensors do not apply (names of another model?) or it is untrained"
 
 
@@ -125,9 +126,12 @@ def test_one_that_may_equal_its_base_is_noted(engine: Engine) -> None:
         ([0, 1, 0], 2.5, True),  # where even its tokens differ, other tokens say nothing
         (0, 0.00005, True),
         (0, 0.0002, False),
+        (0, [0.01, 0.03], True),  # what is off by little and by something else when asked again
+        (0, [0.01, 0.01], False),
+        (0, [0.03, 0.01], False),
     ],
 )
-def test_what_the_base_differs_by_from_itself_is_noise(engine: Engine, base: Any, adapter: float, equal: bool) -> None:
+def test_what_one_differs_by_from_itself_is_noise(engine: Engine, base: Any, adapter: Any, equal: bool) -> None:
     answer = activate(engine, {BASE: base, "m1": adapter}, allow=["m1"])
     assert answer.result["probe"] == {"otherwise": int(not equal), "equal": ["m1"] if equal else []}
 
@@ -236,6 +240,24 @@ def test_it_takes_no_longer_than_loading_may(engine: Engine) -> None:
     wanted["ready"]["timeoutSeconds"] = 0
     lines = engine.pod.run("activate", stdin=wanted).lines
     assert "after 0 seconds" in lines[0]
+
+
+def test_a_slow_answer_at_the_end_of_that_time_is_no_adapters_fault(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = document(engine, {"m1": FAR, "m2": FAR})
+    wanted["ready"]["timeoutSeconds"] = 1
+    ask = podctl.request
+
+    def slow(url: str, path: str, key: str | None, document: Any, seconds: float) -> tuple[int, bytes]:
+        if document is None:
+            return ask(url, path, key, document, seconds)
+        time.sleep(seconds)
+        return 0, b""
+
+    monkeypatch.setattr(podctl, "request", slow)
+    lines = engine.pod.run("activate", stdin=wanted).lines
+    assert "after 1 seconds some of its adapters were still not asked" in lines[0]
 
 
 def test_an_interrupted_run_stops_asking(engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch) -> None:
