@@ -57,4 +57,5 @@ def tell(described: Described) -> None:
     if described.notes:
         pulumi.log.info("\n".join(cut(described.notes)))
     if described.warnings:
-        pulumi.log.warn("\n".join(cut(described.warnings)))
+        # Pulumi writes the word before the first line alone.
+        pulumi.log.warn("\nwarning: ".join(cut(described.warnings)))

@@ -67,6 +67,8 @@ def normalise_host_key(text: str) -> str:
         text.strip(),
         flags=re.MULTILINE,
     )
+    if "…" in text or "..." in text:
+        raise UserError("is still a placeholder; put what `ssh-keyscan -t ed25519 ADDRESS` prints there")
     if len(found) != 1:
         raise UserError(
             'one key is wanted, as in "ssh-ed25519 AAAA…" (`ssh-keyscan -t ed25519 ADDRESS` prints it; compare its '

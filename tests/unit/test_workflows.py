@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github/workflows").glob("*.yml"))}
-FORK_GUARD = "github.event.pull_request.head.repo.full_name == github.repository"
+FORK_GUARD = "github.event.pull_request.head.repo.full_name == github.repository && github.actor != 'dependabot[bot]'"
 PIN = re.compile(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 
 
