@@ -22,6 +22,7 @@ from components.core.adapter_files import (
 )
 from components.core.errors import printable
 from components.core.json_text import as_object
+from components.core.lora_names import Side, lora_module
 from components.core.safetensors_header import Tensor, read_tensors
 
 __all__ = [
@@ -72,14 +73,14 @@ def read_located(files: AdapterFiles) -> Adapter:
     """`read_adapter` of files that were located before: exactly those, whatever the directory holds by now."""
     config = read_config(files.config, shown_path(files.directory / CONFIG_NAME))
     tensors = read_tensors(files.weights, shown_path(files.directory / WEIGHTS_NAME))
-    matrices = {name: tensor for name, tensor in tensors.items() if _lora_module(name) is not None}
+    matrices = [(*found, tensor) for name, tensor in tensors.items() if (found := lora_module(name)) is not None]
     return Adapter(
         directory=files.directory,
         config=files.config,
         weights=files.weights,
         rank=max((1, *_config_ranks(config), *_row_counts(matrices))),
-        modules=tuple(sorted(set(_last_parts(matrices)))),
-        parameters=sum(tensor.elements for tensor in matrices.values()),
+        modules=tuple(sorted(set(_last_parts(module for module, _, _ in matrices)))),
+        parameters=sum(tensor.elements for _, _, tensor in matrices),
         base=_base_name(config),
     )
 
@@ -104,35 +105,17 @@ def _base_name(config: Mapping[str, object]) -> str | None:
     return base
 
 
-def _lora_module(name: str) -> str | None:
-    """The module a LoRA tensor belongs to; None for a tensor that is no LoRA matrix.
-
-    vllm/lora/utils.py (0.32.0), parse_fine_tuned_lora_name.
-    """
-    parts = name.split(".")
-    if parts[-1] == "weight" and len(parts) >= 2 and parts[-2] in ("lora_A", "lora_B"):
-        return ".".join(parts[:-2])
-    if parts[-1] in ("lora_embedding_A", "lora_embedding_B"):
-        return ".".join(parts[:-1])
-    return None
-
-
-def _last_parts(matrices: Iterable[str]) -> Iterator[str]:
-    for name in matrices:
+def _last_parts(modules: Iterable[str]) -> Iterator[str]:
+    for module in modules:
         # PEFT's name for the first of two fused expert matrices: lora_model.py, check_unexpected_modules.
-        last = (_lora_module(name) or "").removesuffix(".base_layer").rsplit(".", 1)[-1]
+        last = module.removesuffix(".base_layer").rsplit(".", 1)[-1]
         if last:
             yield printable(last, limit=80)
 
 
-def _row_counts(matrices: Mapping[str, Tensor]) -> Iterator[int]:
-    for name, tensor in matrices.items():
-        module = (_lora_module(name) or "").removesuffix(".base_layer")
+def _row_counts(matrices: Iterable[tuple[str, Side, Tensor]]) -> Iterator[int]:
+    for module, side, tensor in matrices:
         # Fused experts stack every expert's rows in one matrix: vllm/lora/model_manager.py reshapes them to
         # (experts, rank, width), so that the rows say nothing about the rank.
-        if (
-            len(tensor.shape) >= 2
-            and name.endswith((".lora_A.weight", ".lora_embedding_A"))
-            and not module.endswith(".experts")
-        ):
+        if side == "A" and len(tensor.shape) >= 2 and not module.removesuffix(".base_layer").endswith(".experts"):
             yield tensor.shape[0]

@@ -1,7 +1,6 @@
-"""Digests and checks of adapters that have not changed, without reading them again.
+"""Digests of adapters that have not changed, without reading them again.
 
-What an adapter is, is remembered for its files' real path, size, mtime, ctime and inode; what is found in it, for its
-digest and what it is checked against.
+What an adapter is, is remembered for its files' real path, size, mtime, ctime and inode.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -22,14 +21,12 @@ from components.core.adapter_files import (
     WEIGHTS_NAME,
     AdapterFiles,
     locate_adapter,
-    real_directory,
     shown_path,
     unreadable,
 )
 from components.core.bundle import bundle_members, bundle_size, digest_bundle
-from components.core.check.adapter_check import Against, around, check_adapter, check_files, placed
 from components.core.errors import UserError
-from components.core.findings import FaultError, Finding, fault
+from components.core.findings import fault
 from components.core.memory import Memory
 
 # A file system's clock may be as coarse as this (FAT: 2 s), so that a second write leaves the same times behind.
@@ -46,6 +43,7 @@ BUNDLE_RULES = (
     "errors.py",
     "findings.py",
     "json_text.py",
+    "lora_names.py",
     "safetensors_header.py",
 )
 
@@ -65,7 +63,7 @@ class BundleFacts:
 
 
 @dataclass(frozen=True)
-class _Sight:
+class Sight:
     """An adapter as seen without opening a file."""
 
     files: AdapterFiles
@@ -78,13 +76,13 @@ class _Sight:
 class _Computed:
     """An answer found by reading; `lasting` if the files cannot change without a trace in their times."""
 
-    sight: _Sight
+    sight: Sight
     answer: BundleFacts | UserError
     lasting: bool
 
 
 class DigestCache:
-    """Answers what an adapter's bundle is and what is wrong with it, from memory where nothing has changed.
+    """Answers what an adapter's bundle is, from memory where nothing has changed.
 
     Args:
         path: the SQLite file; by default `lora-pods/digests.sqlite3` in the user's cache directory.
@@ -92,7 +90,8 @@ class DigestCache:
     """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], int] = time.time_ns) -> None:
-        self._memory = Memory(path or default_path())
+        self.memory = Memory(path or default_path())
+        """Whatever else is to be remembered of adapters lies in the same file."""
         self._clock = clock
 
     def describe(self, directory: Path) -> BundleFacts:
@@ -111,9 +110,9 @@ class DigestCache:
 
         A faulty adapter's place holds its error, so that one fault does not hide another.
         """
-        sights: dict[Path, _Sight | UserError] = {path: _sight_or_error(path) for path in directories}
-        seen = {sight.key: sight for sight in sights.values() if isinstance(sight, _Sight)}
-        answers: dict[str, BundleFacts | UserError] = dict(self._recall(list(seen.values())))
+        sights: dict[Path, Sight | UserError] = {path: look_or_error(path) for path in directories}
+        seen = {sight.key: sight for sight in sights.values() if isinstance(sight, Sight)}
+        answers: dict[str, BundleFacts | UserError] = dict(self.recall(list(seen.values())))
         strangers = [sight for key, sight in seen.items() if key not in answers]
         if strangers:
             with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, len(strangers))) as pool:
@@ -124,20 +123,20 @@ class DigestCache:
             self._remember(item for item in computed if item.lasting)
         return [sight if isinstance(sight := sights[path], UserError) else answers[sight.key] for path in directories]
 
-    def _compute_or_error(self, sight: _Sight) -> _Computed:
+    def _compute_or_error(self, sight: Sight) -> _Computed:
         directory = sight.files.directory
         try:
             for _ in range(2):
                 began = self._clock()
-                before = _look(directory)
+                before = look(directory)
                 try:
                     facts = _read_facts(before.files)
                 except UserError:
                     # Perhaps a file half written: only a directory at rest is judged.
-                    if _look(directory) == before:
+                    if look(directory) == before:
                         raise
                     continue
-                if _look(directory) == before:
+                if look(directory) == before:
                     return _Computed(before, facts, lasting=before.newest_ns + RACY_NS < began)
         except UserError as error:
             return _Computed(sight, error, lasting=False)
@@ -146,55 +145,13 @@ class DigestCache:
         )
         return _Computed(sight, changing, lasting=False)
 
-    def check_all(self, items: Sequence[tuple[Path, BundleFacts | UserError, Against]]) -> list[list[Finding]]:
-        """What is found in many adapters, each list sorted, in the same order; known ones are not opened.
-
-        Args:
-            items: a directory, what `describe_all` said of it, and what it is to be served by.
-        """
-        questions = [
-            (path, _question(facts, against), facts.digest, against)
-            for path, facts, against in items
-            if isinstance(facts, BundleFacts)
-        ]
-        known = {
-            question: _findings_from_json(text)
-            for question, text in self._memory.recall(
-                _check_rules(), {question: "" for _, question, _, _ in questions}
-            ).items()
-        }
-        self._find_anew([each for each in questions if each[1] not in known], known)
-        return [
-            _live(path, facts, against)
-            if isinstance(facts, UserError)
-            else _with_surroundings(path, known[_question(facts, against)])
-            for path, facts, against in items
-        ]
-
-    def _find_anew(self, strangers: Sequence[tuple[Path, str, str, Against]], known: dict[str, list[Finding]]) -> None:
-        """Reads adapters, adds what is found to `known`, and remembers it where it is sure to last."""
-        sights = {path: sight for path, *_ in strangers if isinstance(sight := _sight_or_error(path), _Sight)}
-        described = self._recall(list(sights.values()))
-        lasting = {}
-        for path, question, digest, against in strangers:
-            try:
-                before = sights[path] if path in sights else _look(path)
-                known[question] = check_files(before.files, against)
-            except FaultError as error:
-                known[question] = [error.finding]
-                continue
-            facts = described.get(before.key)
-            # Only if what was read is what has the digest.
-            if facts and facts.digest == digest and _sight_or_error(path) == before:
-                lasting[question] = ("", _findings_to_json(known[question]))
-        self._memory.remember(_check_rules(), lasting)
-
-    def _recall(self, sights: Sequence[_Sight]) -> dict[str, BundleFacts]:
-        found = self._memory.recall(_rules(), {sight.key: sight.fingerprint for sight in sights})
+    def recall(self, sights: Sequence[Sight]) -> dict[str, BundleFacts]:
+        """The facts that are remembered, by the key of the sight."""
+        found = self.memory.recall(_rules(), {sight.key: sight.fingerprint for sight in sights})
         return {key: _facts_from_json(text) for key, text in found.items()}
 
     def _remember(self, entries: Iterable[_Computed]) -> None:
-        self._memory.remember(
+        self.memory.remember(
             _rules(),
             {
                 entry.sight.key: (entry.sight.fingerprint, json.dumps(asdict(entry.answer)))
@@ -218,24 +175,23 @@ def default_path() -> Path | None:
 @cache
 def _rules() -> str:
     """The rules facts were found by: other rules (another version of this program) find them anew."""
-    return _sources(BUNDLE_RULES)
+    return sources_digest(BUNDLE_RULES)
 
 
-@cache
-def _check_rules() -> str:
-    """The rules findings were found by: all of this package, since a check takes only milliseconds."""
-    here = Path(__file__).parent
-    return _sources(sorted(path.relative_to(here).as_posix() for path in here.rglob("*.py")))
-
-
-def _sources(names: Iterable[str]) -> str:
+def sources_digest(names: Iterable[str]) -> str:
+    """What tells one version of these modules of core from another; paths relative to core."""
     sha256 = hashlib.sha256()
     for name in names:
         sha256.update((Path(__file__).parent / name).read_bytes())
     return sha256.hexdigest()
 
 
-def _look(directory: Path) -> _Sight:
+def look(directory: Path) -> Sight:
+    """Looks at an adapter without opening a file.
+
+    Raises:
+        UserError: a file is missing, is no plain file or cannot be looked at.
+    """
     files = locate_adapter(directory)
     newest_ns = 0
     seen: list[tuple[str, str, int, int, int, int]] = []
@@ -246,12 +202,13 @@ def _look(directory: Path) -> _Sight:
             raise unreadable(shown_path(directory / name), error) from None
         seen.append((name, str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
         newest_ns = max(newest_ns, status.st_mtime_ns, status.st_ctime_ns)
-    return _Sight(files, key=json.dumps(str(files.real_directory)), fingerprint=json.dumps(seen), newest_ns=newest_ns)
+    return Sight(files, key=json.dumps(str(files.real_directory)), fingerprint=json.dumps(seen), newest_ns=newest_ns)
 
 
-def _sight_or_error(directory: Path) -> _Sight | UserError:
+def look_or_error(directory: Path) -> Sight | UserError:
+    """`look`, with the error in place of an answer."""
     try:
-        return _look(directory)
+        return look(directory)
     except UserError as error:
         return error
 
@@ -272,36 +229,3 @@ def _read_facts(files: AdapterFiles) -> BundleFacts:
 def _facts_from_json(text: str) -> BundleFacts:
     document = json.loads(text)
     return BundleFacts(**{**document, "modules": tuple(document["modules"])})
-
-
-def _question(facts: BundleFacts, against: Against) -> str:
-    base_digest = against.base_model and against.base_model.digest
-    return json.dumps([facts.digest, against.base, base_digest, against.vllm, against.lora_target_modules])
-
-
-def _findings_to_json(findings: Iterable[Finding]) -> str:
-    return json.dumps([astuple(finding) for finding in findings])
-
-
-def _findings_from_json(text: str) -> list[Finding]:
-    return [Finding(*fields) for fields in json.loads(text)]
-
-
-def _with_surroundings(directory: Path, contents: Sequence[Finding]) -> list[Finding]:
-    """What the files say, and what lies beside them now: looking at names is not opening anything."""
-    try:
-        return placed([*around(real_directory(directory)), *contents], directory)
-    except FaultError as error:
-        return [error.finding]
-
-
-def _live(directory: Path, error: UserError, against: Against) -> list[Finding]:
-    """What is wrong with an adapter that has no digest."""
-    found = check_adapter(directory, against)
-    if any(finding.severity == "error" for finding in found):
-        return found
-    if isinstance(error, FaultError):
-        return [error.finding]
-    return [
-        Finding(shown_path(directory), "error", "unreadable", "", str(error).removeprefix(f"{shown_path(directory)}: "))
-    ]

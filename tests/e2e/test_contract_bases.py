@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from components.core.check.base_layouts import ARCHITECTURES, WRAPPERS
-from components.core.check.base_model import BaseModel, base_model_of, split_layer
+from components.core.check.base_model import BaseFacts, base_model_of, split_layer
 from tests.support.machines import call
 
 pytestmark = pytest.mark.vllm
@@ -306,11 +306,11 @@ print("ANSWERS " + json.dumps(answers))
 """
 
 
-def base_of(architecture: str, config: dict[str, Any]) -> BaseModel:
+def base_of(architecture: str, config: dict[str, Any]) -> BaseFacts:
     return base_model_of(config, architecture, "0" * 64)
 
 
-def names_of(base: BaseModel) -> list[str]:
+def names_of(base: BaseFacts) -> list[str]:
     return [name.replace("{}", "1") for name in base.modules]
 
 
@@ -350,7 +350,7 @@ def answers() -> dict[str, Any]:
     return found
 
 
-def disagreements(base: BaseModel, shapes: dict[str, list[Any]]) -> list[str]:
+def disagreements(base: BaseFacts, shapes: dict[str, list[Any]]) -> list[str]:
     """Where the table's widths differ from a real model's, or a module of it is missing in the table."""
     wrong = []
     for name, (kind, inputs, outputs) in shapes.items():

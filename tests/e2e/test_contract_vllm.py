@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from components.core.check.vllm_loader import loader_rules
 from components.core.engine_plan import EngineOptions, EnginePlan, Json, PlannedAdapter, plan_engine
 from components.core.naming import blob_path
+from components.core.vllm_loader import loader_rules
 from components.core.vllm_rules import (
     JSON_LIST_FLAGS,
     NO_SUCH_FLAGS,

@@ -15,8 +15,10 @@ import pytest
 from components.core import digest_cache, memory
 from components.core.adapter import Adapter, AdapterFiles, read_adapter, read_located
 from components.core.bundle import Member, bundle_members, digest_bundle
+from components.core.check import remembered
 from components.core.check.adapter_check import Against, check_adapter, check_files
-from components.core.check.base_model import BaseModel, read_base_model
+from components.core.check.base_model import BaseFacts, read_base_model
+from components.core.check.remembered import check_all
 from components.core.digest_cache import BundleFacts, DigestCache, default_path
 from components.core.errors import UserError
 from components.core.findings import Finding, fault
@@ -255,7 +257,7 @@ def test_the_rules_are_the_sources() -> None:
     everything = b"".join(
         path.read_bytes() for path in sorted(modules, key=lambda path: path.relative_to(core).as_posix())
     )
-    assert digest_cache._check_rules() == hashlib.sha256(everything).hexdigest()
+    assert remembered._rules() == hashlib.sha256(everything).hexdigest()
 
 
 # --- the racy rule ----------------------------------------------------------------------------------------
@@ -412,7 +414,7 @@ def test_the_database_does_not_grow_without_end(
 
 
 def check(cache: DigestCache, directory: Path, against: Against = Against()) -> list[Finding]:  # noqa: B008
-    (found,) = cache.check_all([(directory, cache.describe_all([directory])[0], against)])
+    (found,) = check_all(cache, [(directory, cache.describe_all([directory])[0], against)])
     assert found == check_adapter(directory, against)
     return found
 
@@ -421,11 +423,11 @@ def is_known(cache: DigestCache, directory: Path, against: Against) -> bool:
     """Checks an adapter, and tells whether that opened none of its files."""
     facts = cache.describe_all([directory])[0]
     with opened_below(directory) as opened:
-        cache.check_all([(directory, facts, against)])
+        check_all(cache, [(directory, facts, against)])
     return opened == []
 
 
-def base_model(directory: Path, hidden: int) -> BaseModel:
+def base_model(directory: Path, hidden: int) -> BaseFacts:
     directory.mkdir(exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "hidden_size": hidden}
     (directory / "config.json").write_text(json.dumps(config))
@@ -469,7 +471,7 @@ def test_a_changed_adapter_is_checked_anew(cache: DigestCache, adapter: Path, ch
 
 def test_other_check_rules_check_anew(cache: DigestCache, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(cache, adapter)
-    monkeypatch.setattr(digest_cache, "_check_rules", lambda: "another version of the program")
+    monkeypatch.setattr(remembered, "_rules", lambda: "another version of the program")
     assert not is_known(cache, adapter, Against())
     assert is_hit(cache, adapter)
 
@@ -497,7 +499,7 @@ def test_an_adapter_without_a_digest_is_checked_live(cache: DigestCache, tmp_pat
 
 def test_an_error_that_the_check_does_not_find_is_the_finding(cache: DigestCache, adapter: Path) -> None:
     plain, faulty = UserError(f"{adapter}: too large."), fault("PLACE", "changing", "changed.")
-    found = cache.check_all([(adapter, plain, Against()), (adapter, faulty, Against())])
+    found = check_all(cache, [(adapter, plain, Against()), (adapter, faulty, Against())])
     assert found == [
         [Finding(str(adapter), "error", "unreadable", "", "too large.")],
         [Finding("PLACE", "error", "changing", "", "changed.")],
@@ -512,19 +514,19 @@ def test_many_are_checked_in_order(cache: DigestCache, tmp_path: Path) -> None:
         for path, facts in zip(directories, cache.describe_all(directories), strict=True)
     ]
     for _ in range(2):
-        assert [[finding.rule for finding in found] for found in cache.check_all([*items, items[0]])] == [
+        assert [[finding.rule for finding in found] for found in check_all(cache, [*items, items[0]])] == [
             ["rank"],
             ["directory"],
             [],
             ["rank"],
         ]
-    assert cache.check_all([]) == []
+    assert check_all(cache, []) == []
 
 
 def test_an_adapter_that_changed_since_it_was_described_is_not_remembered(cache: DigestCache, adapter: Path) -> None:
     facts = cache.describe(adapter)
     write_adapter(adapter, {**CONFIG, "use_dora": True})
-    (found,) = cache.check_all([(adapter, facts, Against())])
+    (found,) = check_all(cache, [(adapter, facts, Against())])
     assert [finding.rule for finding in found] == ["dora"]
     write_adapter(adapter, CONFIG)
     assert check(cache, adapter) == []
@@ -536,7 +538,7 @@ def test_what_another_content_led_to_is_not_remembered_for_this_one(
     old = cache.describe(adapter)
     write_adapter(adapter, {**CONFIG, "use_dora": True})
     cache.describe(adapter)
-    cache.check_all([(adapter, old, Against())])
+    check_all(cache, [(adapter, old, Against())])
     assert check(cache, write_adapter(tmp_path / "old")) == []
 
 
@@ -549,8 +551,8 @@ def test_what_is_swapped_in_while_it_is_checked_is_not_remembered(
         write_adapter(adapter, {**CONFIG, "use_dora": True})
         return check_files(files, against)
 
-    monkeypatch.setattr(digest_cache, "check_files", swap_and_check)
-    cache.check_all([(adapter, facts, Against())])
+    monkeypatch.setattr(remembered, "check_files", swap_and_check)
+    check_all(cache, [(adapter, facts, Against())])
     monkeypatch.undo()
     write_adapter(adapter, CONFIG)
     assert check(cache, adapter) == []
@@ -559,7 +561,7 @@ def test_what_is_swapped_in_while_it_is_checked_is_not_remembered(
 def test_an_adapter_that_went_away_since_it_was_described(cache: DigestCache, adapter: Path) -> None:
     facts = cache.describe(adapter)
     (adapter / "adapter_config.json").unlink()
-    (found,) = cache.check_all([(adapter, facts, Against())])
+    (found,) = check_all(cache, [(adapter, facts, Against())])
     assert [finding.rule for finding in found] == ["no-config"]
 
 
@@ -582,9 +584,7 @@ def test_a_damaged_check_costs_only_time(
         database.execute("DROP TABLE answers")
         database.execute("CREATE TABLE answers (rules, question, answer, seal, UNIQUE(rules, question))")
         database.execute("INSERT INTO answers SELECT * FROM copied")
-        changed = database.execute(
-            f"UPDATE answers SET {column} = ? WHERE rules = ?", (value, digest_cache._check_rules())
-        )
+        changed = database.execute(f"UPDATE answers SET {column} = ? WHERE rules = ?", (value, remembered._rules()))
         assert changed.rowcount == 1
     assert check(cache, adapter) == right
 

@@ -1,7 +1,8 @@
 """What holds for many models is one line."""
 
-from components.core.check.told_once import Checked, listed, shared_place, told_once
+from components.core.check.told_once import Checked, told_once
 from components.core.findings import Finding
+from components.core.listing import listed, shared_place
 
 
 def dora(directory: str) -> Finding:

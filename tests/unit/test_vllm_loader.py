@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.check.vllm_loader import NEWEST, OLDEST, loader_rules, version_warning
+from components.core.vllm_loader import NEWEST, OLDEST, loader_rules, version_warning
 
 
 @pytest.mark.parametrize("version", [None, OLDEST, NEWEST, "0.32.0", "0.10.1.1", "0.8.5.post1", "0.33.0rc1"])

@@ -22,13 +22,13 @@ from components.core.adapter_files import (
     real_weights,
     shown_path,
 )
-from components.core.check.base_model import BaseModel
+from components.core.check.base_model import BaseFacts
 from components.core.check.base_names import SUBJECT, base_findings
 from components.core.check.config_rules import config_findings
 from components.core.check.tensor_rules import tensor_findings
-from components.core.check.vllm_loader import loader_rules
 from components.core.findings import FaultError, Finding
 from components.core.safetensors_header import Tensor, read_tensors
+from components.core.vllm_loader import loader_rules
 
 DIRECTORY = ""
 """Stands for the directory where findings name files only."""
@@ -40,7 +40,7 @@ class Against:
 
     base: str | None = None
     """As the stack file names it."""
-    base_model: BaseModel | None = None
+    base_model: BaseFacts | None = None
     """From the base's config.json."""
     vllm: str | None = None
     """The version that is to serve it; None for the newest known."""

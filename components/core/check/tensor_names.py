@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from components.core.check.base_model import BaseModel
-from components.core.check.tensor_pairs import PEFT_PREFIX, Group, Pair, last_part, shown, some, told
-from components.core.check.vllm_loader import LoaderRules
+from components.core.check.base_model import BaseFacts
+from components.core.check.tensor_pairs import Group, Pair, last_part, shown, some, told
 from components.core.findings import Finding
+from components.core.lora_names import PEFT_PREFIX
+from components.core.vllm_loader import LoaderRules
 
 BASE_EMBEDDINGS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
 
@@ -58,7 +59,7 @@ def refused_names(
     total: int,
     config: Mapping[str, object],
     rules: LoaderRules,
-    base_model: BaseModel | None,
+    base_model: BaseFacts | None,
 ) -> Iterator[Finding]:
     """One finding for each kind of tensor among `names`, none of which is a LoRA matrix."""
     kinds: dict[str, list[str]] = {}
@@ -143,7 +144,7 @@ def _kind(name: str) -> str:
 
 
 def _head_may_load(
-    names: list[str], config: Mapping[str, object], rules: LoaderRules, base_model: BaseModel | None
+    names: list[str], config: Mapping[str, object], rules: LoaderRules, base_model: BaseFacts | None
 ) -> bool:
     """vllm/lora/model_manager.py, `_validate_modules_to_save`: listed, and the base has such a head."""
     saved = config.get("modules_to_save")

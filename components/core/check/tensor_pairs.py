@@ -1,32 +1,16 @@
-"""The tensors of an adapter as pairs of matrices, read by their names as vLLM reads them, and how they are told of.
-
-vllm/lora/utils.py (0.32.0), `parse_fine_tuned_lora_name`: a LoRA matrix ends in `.lora_A.weight`, `.lora_B.weight`,
-`.lora_embedding_A` or `.lora_embedding_B`. `base_model.model.` is cut off wherever it stands, if the name starts with
-it; a name without it is taken as it is.
-"""
+"""The tensors of an adapter as pairs of matrices, and how they are told of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 from components.core.errors import printable
 from components.core.findings import Finding, Severity
 from components.core.safetensors_header import Tensor
 
-Side: TypeAlias = Literal["A", "B"]
-
-PEFT_PREFIX = "base_model.model."
 NAMES_SHOWN = 3
 NAME_SHOWN_CHARACTERS = 120
-
-_SIDES: Mapping[str, Side] = {
-    ".lora_A.weight": "A",
-    ".lora_B.weight": "B",
-    ".lora_embedding_A": "A",
-    ".lora_embedding_B": "B",
-}
 
 
 @dataclass
@@ -58,15 +42,6 @@ class Group:
         if not self.names:
             self.detail = detail
         self.names.append(name)
-
-
-def lora_module(name: str) -> tuple[str, Side] | None:
-    """The module a LoRA matrix belongs to, as vLLM reads its name; None for what is no LoRA matrix."""
-    for ending, side in _SIDES.items():
-        if name.endswith(ending):
-            module = name[: -len(ending)]
-            return (module.replace(PEFT_PREFIX, "") if name.startswith(PEFT_PREFIX) else module), side
-    return None
 
 
 def endings(module: str) -> Iterator[str]:

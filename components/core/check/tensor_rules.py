@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from components.core.check.base_model import BaseModel
+from components.core.check.base_model import BaseFacts
 from components.core.check.tensor_modules import left_out, modules, not_listed, other_layers
 from components.core.check.tensor_names import is_passed_over, odd_names, refused_names
-from components.core.check.tensor_pairs import Pair, lora_module, told
+from components.core.check.tensor_pairs import Pair, told
 from components.core.check.tensor_shapes import halves, shapes, types
-from components.core.check.vllm_loader import LoaderRules
 from components.core.findings import Finding
+from components.core.lora_names import lora_module
 from components.core.safetensors_header import Tensor
+from components.core.vllm_loader import LoaderRules
 
 
 def tensor_findings(
@@ -19,7 +20,7 @@ def tensor_findings(
     tensors: Mapping[str, Tensor],
     place: str,
     rules: LoaderRules,
-    base_model: BaseModel | None,
+    base_model: BaseFacts | None,
     lora_target_modules: tuple[str, ...] | None,
 ) -> Iterator[Finding]:
     """One finding for each kind of fault; whatever the names and shapes are, nothing is raised.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from components.core.adapter_files import CONFIG_NAME, WEIGHTS_NAME
 from components.core.errors import printable
 from components.core.findings import Finding, Severity
-
-SHOWN = 5
-
-_ITEM = re.compile(r"(.*)\[(\d+)\]")
+from components.core.listing import item_number, listed, shared_place
 
 
 @dataclass(frozen=True)
@@ -24,33 +20,15 @@ class Checked:
     findings: Sequence[Finding]
 
 
-def listed(items: Sequence[object], shown: int = SHOWN) -> str:
-    """The first of them and how many more: short however many there are."""
-    text = ", ".join(str(item) for item in items[:shown])
-    return text if len(items) <= shown else f"{text} and {len(items) - shown} more"
-
-
-def shared_place(places: Iterable[str]) -> str:
-    """One path for several items of a list: `models[0], models[2]` is `models[0, 2]`."""
-    found = [match for place in places if (match := _ITEM.fullmatch(place))]
-    numbers = sorted(int(match[2]) for match in found)
-    return f"{found[0][1]}[{listed(numbers)}]" if found else ""
-
-
 def told_once(checked: Iterable[Checked], severity: Severity) -> list[str]:
     """The findings of one severity, in the order of the first model that each holds for."""
     groups: dict[tuple[str, str, str, str], list[tuple[Checked, Finding]]] = {}
-    for one in sorted(checked, key=lambda one: _number(one.place)):
+    for one in sorted(checked, key=lambda one: item_number(one.place)):
         for finding in one.findings:
             if finding.severity == severity:
                 key = (finding.rule, _file(finding), finding.subject, finding.message)
                 groups.setdefault(key, []).append((one, finding))
     return [_line(found) for found in groups.values()]
-
-
-def _number(place: str) -> int:
-    match = _ITEM.fullmatch(place)
-    return int(match[2]) if match else 0
 
 
 def _file(finding: Finding) -> str:

@@ -24,6 +24,8 @@ class LoaderRules:
 
     version: str
     """As a message names it: what the stack file says, or the newest known."""
+    minor: tuple[int, ...]
+    """Its first two numbers: (0, 32)."""
     legal_ranks: tuple[int, ...]
     """What `--max-lora-rank` takes: `MaxLoRARanks` (`possible_max_ranks` before 0.11.1) in config/lora.py."""
     reads_rslora: bool
@@ -53,6 +55,7 @@ def loader_rules(version: str | None) -> LoaderRules:
         version = NEWEST
     return LoaderRules(
         version=printable(version, limit=40),
+        minor=number[:2],
         legal_ranks=_legal_ranks(number),
         reads_rslora=number >= (0, 6, 6),
         takes_fused_experts=number >= (0, 11, 1),

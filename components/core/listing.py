@@ -1,0 +1,29 @@
+"""How several things are told in one line that stays short: names, and places in the stack file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+SHOWN = 5
+
+_ITEM = re.compile(r"(.*)\[(\d+)\]")
+
+
+def listed(items: Sequence[object], shown: int = SHOWN) -> str:
+    """The first of them and how many more: short however many there are."""
+    text = ", ".join(str(item) for item in items[:shown])
+    return text if len(items) <= shown else f"{text} and {len(items) - shown} more"
+
+
+def shared_place(places: Iterable[str]) -> str:
+    """One path for several items of a list: `models[0], models[2]` is `models[0, 2]`."""
+    found = [match for place in places if (match := _ITEM.fullmatch(place))]
+    numbers = sorted(int(match[2]) for match in found)
+    return f"{found[0][1]}[{listed(numbers)}]" if found else ""
+
+
+def item_number(place: str) -> int:
+    """2 for `models[2]`; 0 for what is no item of a list."""
+    match = _ITEM.fullmatch(place)
+    return int(match[2]) if match else 0
