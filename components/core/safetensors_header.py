@@ -30,6 +30,8 @@ from components.core.json_text import (
 # experts) has 140,000 tensors in 25 MB; more than this is not read, so that no file takes all memory.
 HEADER_LIMIT = 32 * 1024 * 1024
 TENSORS_LIMIT = 200_000
+# A trainer's notes may hold JSON of their own, whose colons count as well.
+METADATA_LIMIT = 100_000
 LARGEST_DIMENSION = 2**64 - 1
 
 # safetensors/src/tensor.rs: Dtype and its width in bits
@@ -66,6 +68,9 @@ def read_tensors(path: Path, place: str) -> dict[str, Tensor]:
             raise unreadable(place, error) from None
     if raw.count(b"{") > TENSORS_LIMIT or raw.count(b"[") > 2 * TENSORS_LIMIT:
         _refuse(place, f"its header has more than {TENSORS_LIMIT} entries")
+    # The entry of a tensor has its name and three keys; any other key is metadata's.
+    if raw.count(b":") > 4 * raw.count(b"{") + METADATA_LIMIT:
+        _refuse(place, f"its __metadata__ has more than {METADATA_LIMIT} entries")
     try:
         document = parse_json(raw, parse_constant=no_constants)
     except DuplicateKeyError as error:

@@ -240,6 +240,48 @@ def test_a_hostile_file_is_one_finding_soon_and_without_much_memory(
     assert peak < 600 * MEBIBYTE
 
 
+def test_metadata_of_many_keys_is_not_read(adapter: Path) -> None:
+    entries = b",".join(b'"%d":""' % number for number in range(400_000))
+    (adapter / "adapter_model.safetensors").write_bytes(with_header(b'{"__metadata__":{' + entries + b"}}"))
+    tracemalloc.start()
+    (finding,) = checked(adapter)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "its __metadata__ has more than 100000 entries" in finding.message
+    assert peak < 20 * MEBIBYTE
+
+
+def test_metadata_with_json_in_it_is_sound(adapter: Path) -> None:
+    notes = json.dumps({"format": "pt", "tags": json.dumps({f"tag {number}": 1 for number in range(50_000)})})
+    weights = safetensors_bytes(lora_shapes())
+    length = int.from_bytes(weights[:8], "little")
+    header = weights[8 : 8 + length].replace(b'{"format": "pt"}', notes.encode())
+    (adapter / "adapter_model.safetensors").write_bytes(with_header(header, weights[8 + length :]))
+    assert checked(adapter) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        r"(?i:[\u0100-\uffff\U00010000-\U0010ffff]){number}",
+        "(?i:[\u0100-\uffff\U00010000-\U0010ffff]){number}",
+        "{number}" + "[\u0100-\uffff]" * 90,
+        "{number}" + "(" * 200 + ")" * 200,
+        "{number}" + "(?:a{{1,9999}}" * 30 + "){{1,9999}}" * 30,
+        "{number}" + "[a-zA-Z0-9_]" * 40,
+        "{number}" + "(a|b|ab)*" * 50,
+        "{number}" + r"\w\W\d\D" * 60,
+    ],
+)
+@pytest.mark.parametrize("count", [40, 100, 1000])
+def test_expressions_that_are_slow_to_compile_are_not_compiled(adapter: Path, key: str, count: int) -> None:
+    pattern = {key.format(number=number): 4 for number in range(count)}
+    write_adapter(adapter, {**CONFIG, "rank_pattern": pattern, "alpha_pattern": pattern})
+    began = time.monotonic()
+    checked(adapter)
+    assert time.monotonic() - began < 2
+
+
 def test_names_full_of_escape_codes(tmp_path: Path) -> None:
     evil = "\x1b[2J\n\u202e\ud800"
     config = {**CONFIG, evil: 1, "use_" + evil: True, "rank_pattern": {evil: 0}, "target_modules": [evil]}

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.core.check.config_rules import config_findings
-from components.core.check.vllm_loader import loader_rules
 from components.core.findings import Finding
+from components.core.vllm_loader import loader_rules
 from tests.support.adapters import CONFIG, Json
 
 NEWEST = loader_rules(None)
@@ -215,8 +215,8 @@ def test_a_template_that_was_never_trained() -> None:
         ({"alpha_pattern": {"q": None}}, "alpha_pattern: the alpha of q must be a number, not null."),
         (
             {"rank_pattern": {"q(": 8}},
-            "rank_pattern: has names that are no regular expression of up to 500 characters: q(; write the modules' "
-            "names.",
+            "rank_pattern: has names that are no simple regular expression (groups, sets and repeats, in ASCII, of up "
+            "to 500 characters): q(; write the modules' names.",
         ),
     ],
 )
@@ -224,15 +224,46 @@ def test_faulty_patterns(changes: Mapping[str, object], expected: str) -> None:
     assert sentence(**changes) == expected  # type: ignore[arg-type]
 
 
-def test_an_expression_that_python_only_doubts_is_one() -> None:
+@pytest.mark.parametrize(
+    "key",
+    [
+        r".*\.layers\.(?:0|1)\.self_attn\.(q|k)_proj",
+        r"layers\.[0-9]+\.[\w.-]*mlp",
+        r"layers.(1[0-5]|[^0-9]).\w+?_proj",
+        r"^model\.(layers\.\d{1,2}\.)+[qkv]_proj$",
+    ],
+)
+def test_keys_that_are_expressions(key: str) -> None:
+    assert verdicts(rank_pattern={key: 4}) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("(" * 400, "a{99999999999}", "x" * 501, "[", "(?P<a>x)(?P<a>y)", "\\", "[z-a]"),
+        # Slow to compile, or doubted by Python in a warning.
+        *("(?i:[\\u0100-\\uffff])", "(?i)q", "[\u0100-\uffff]", "\\N{DIGIT ONE}", "(?=q)", "[[a]", "[a--b]", "[a||b]"),
+    ],
+)
+def test_keys_that_are_no_simple_expression(key: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert verdicts(rank_pattern={"[[a]": 4}) == []
+        assert ("error", "pattern", "rank_pattern") in verdicts(rank_pattern={key: 4})
 
 
-@pytest.mark.parametrize("key", ["(" * 400, "a{99999999999}", "x" * 501, "[", "(?P<a>x)(?P<a>y)", "\\"])
-def test_keys_that_are_no_expression(key: str) -> None:
-    assert ("error", "pattern", "rank_pattern") in verdicts(rank_pattern={key: 4})
+@pytest.mark.parametrize(
+    "keys",
+    [[f"layers.({number})" for number in range(101)], [f"({number}{'a' * 490})" for number in range(41)]],
+)
+def test_more_expressions_than_are_read(keys: list[str]) -> None:
+    assert verdicts(rank_pattern=dict.fromkeys(keys, 4)) == [("error", "pattern", "rank_pattern")]
+    assert verdicts(rank_pattern=dict.fromkeys(keys[:40], 4)) == []
+
+
+def test_plain_names_are_no_expressions_however_many() -> None:
+    names = [f"model.layers.{number}.self_attn.q_proj" for number in range(5000)]
+    for pattern in (names, [name.replace(".", "\\.") for name in names]):
+        assert verdicts(rank_pattern=dict.fromkeys(pattern, 4)) == []
 
 
 def test_an_alpha_of_zero_for_one_module_is_a_fault() -> None:
