@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from components.core.adapter_files import open_regular, read_up_to, unreadable
+from components.core.adapter_files import read_start
 from components.core.findings import fault
 from components.core.json_text import LFS_POINTER, DuplicateKeyError, NotReadableError, as_object, parse_json
 
@@ -20,11 +20,7 @@ def read_config(path: Path, place: str) -> dict[str, object]:
     Raises:
         UserError: it cannot be read or is no JSON object; `place` is what the message calls it.
     """
-    with open_regular(path, place) as stream:
-        try:
-            raw = read_up_to(stream, CONFIG_LIMIT + 1)
-        except OSError as error:
-            raise unreadable(place, error) from None
+    raw = read_start(path, place, CONFIG_LIMIT + 1)
     if len(raw) > CONFIG_LIMIT:
         raise fault(place, "config-size", "larger than 1 MiB, which no adapter's config is.")
     if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):

@@ -154,6 +154,19 @@ def read_up_to(stream: FileIO, count: int) -> bytes:
     return b"".join(pieces)
 
 
+def read_start(path: Path, place: str, count: int) -> bytes:
+    """The first `count` bytes of a plain file, or all there are.
+
+    Raises:
+        UserError: as `open_regular`, or it cannot be read.
+    """
+    with open_regular(path, place) as stream:
+        try:
+            return read_up_to(stream, count)
+        except OSError as error:
+            raise unreadable(place, error) from None
+
+
 def unreadable(place: str, error: OSError) -> FaultError:
     """What to raise where the system does not let a file be read."""
     return fault(place, "unreadable", f"cannot be read ({os_reason(error)}).")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.core.check.base_layouts import ARCHITECTURES, LAYOUTS, TEXT_MODELS, WRAPPERS
-from components.core.check.base_model import BaseModel, Module, base_model_of, read_base_model, split_layer
+from components.core.check.base_model import BaseFacts, Module, base_model_of, read_base_model, split_layer
 from components.core.errors import UserError
 from tests.support.adapters import Json
 
@@ -32,12 +32,12 @@ def written(directory: Path, config: Json | bytes) -> Path:
     return path
 
 
-def base(architecture: str = "LlamaForCausalLM", **changes: Json) -> BaseModel:
+def base(architecture: str = "LlamaForCausalLM", **changes: Json) -> BaseFacts:
     config = {key: value for key, value in {**SIZES, **changes}.items() if value != "absent"}
     return base_model_of(config, architecture, "0" * 64)
 
 
-def widths(model: BaseModel, name: str) -> tuple[int | None, int | None]:
+def widths(model: BaseFacts, name: str) -> tuple[int | None, int | None]:
     module = model.find(split_layer(name)[0])
     assert module is not None
     return module.inputs, module.outputs
@@ -75,6 +75,7 @@ def test_the_directory_of_a_base_and_a_link_into_a_cache_do_as_well(tmp_path: Pa
         (b"[" * 100_000, "not JSON"),
         (b"\xff", "not UTF-8"),
         (b"[]", "not a JSON object"),
+        (b'{"hidden_size": 64, "hidden_size": 128}', 'the key "hidden_size" stands in it twice'),
         (b"{}", "no architectures"),
         (b'{"architectures": []}', "no architectures"),
         (b'{"architectures": "LlamaForCausalLM"}', "no architectures"),

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from components.core.check.base_layouts import ARCHITECTURES, WRAPPERS
-from components.core.check.base_model import BaseModel, base_model_of
+from components.core.check.base_model import BaseFacts, base_model_of
 from components.core.check.tensor_rules import tensor_findings
-from components.core.check.vllm_loader import loader_rules
 from components.core.findings import Finding
 from components.core.safetensors_header import DTYPE_BITS, Tensor
+from components.core.vllm_loader import loader_rules
 
 PEFT = "base_model.model."
 PLACE = "adapters/acme/adapter_model.safetensors"
@@ -30,11 +30,11 @@ def matrix(*shape: int, dtype: str = "F32") -> Tensor:
     return Tensor(shape, elements, dtype)
 
 
-def llama(**changes: object) -> BaseModel:
+def llama(**changes: object) -> BaseFacts:
     return base_of("LlamaForCausalLM", **changes)
 
 
-def base_of(architecture: str, **changes: object) -> BaseModel:
+def base_of(architecture: str, **changes: object) -> BaseFacts:
     sizes: dict[str, object] = {
         "hidden_size": 64,
         "num_attention_heads": 4,
@@ -46,7 +46,7 @@ def base_of(architecture: str, **changes: object) -> BaseModel:
     return base_model_of({**sizes, **changes}, architecture, "0" * 64)
 
 
-def adapter_for(base: BaseModel, rank: int = 4, layers: int = 2) -> Tensors:
+def adapter_for(base: BaseFacts, rank: int = 4, layers: int = 2) -> Tensors:
     """A matrix pair for every module of the base that vLLM adapts and whose widths are known, in its first spelling."""
     tensors: Tensors = {}
     seen = set()
@@ -80,7 +80,7 @@ CONFIG: Mapping[str, object] = {"r": 4, "lora_alpha": 8, "target_modules": "all-
 
 def found(
     tensors: Tensors,
-    base: BaseModel | None = None,
+    base: BaseFacts | None = None,
     config: Mapping[str, object] = CONFIG,
     vllm: str | None = None,
     lora_target_modules: tuple[str, ...] | None = None,
@@ -119,7 +119,7 @@ GENERATING = sorted(name for name, served in ARCHITECTURES.items() if served.lor
 MULTIMODAL = sorted(name for name, wrapper in WRAPPERS.items() if wrapper.lora)
 
 
-def some_base(architecture: str, sizes: Mapping[str, int]) -> BaseModel:
+def some_base(architecture: str, sizes: Mapping[str, int]) -> BaseFacts:
     hidden = sizes["num_attention_heads"] * sizes["head_dim"]
     others = {
         "num_layers": sizes["num_hidden_layers"],
@@ -416,6 +416,44 @@ def test_a_base_that_vllm_does_not_adapt() -> None:
     assert verdicts(found(tensors, base)) == {("error", "base-without-lora")}
 
 
+@pytest.mark.parametrize("vllm", ["0.31.1", "0.34.0", "1.0"])
+def test_what_a_vllm_adapts_that_was_not_read_is_a_warning(vllm: str) -> None:
+    gpt2 = base_model_of({"n_embd": 64, "n_layer": 2}, "GPT2LMHeadModel", "0")
+    no_lora = only(found(pair("transformer.h.0.attn.c_attn", 4, 64, 192), gpt2, vllm=vllm))
+    head = only(found(pair("lm_head", 4, 64, 256), base_of("Qwen2ForCausalLM"), vllm=vllm))
+    for finding, rule in ((no_lora, "base-without-lora"), (head, "unknown-module")):
+        assert (finding.severity, finding.rule) == ("warning", rule)
+        assert f"what vLLM {vllm} adapts is not known here; vLLM 0.32 and 0.33" in finding.message
+
+
+@pytest.mark.parametrize("vllm", ["0.32.0", "0.32.1", "0.33.0rc1", None])
+def test_what_a_vllm_adapts_that_was_read_is_certain(vllm: str | None) -> None:
+    assert verdicts(found(pair("lm_head", 4, 64, 256), base_of("Qwen2ForCausalLM"), vllm=vllm)) == {
+        ("error", "unknown-module")
+    }
+
+
+@pytest.mark.parametrize(
+    ("tensors", "rule"),
+    [
+        (pair("model.layers.0.self_attn.qkv_proj"), "not-in-base"),
+        (pair("model.layers.0.attn.q_proj"), "not-in-base"),
+        (pair(Q, 4, 128, 64), "width"),
+        (pair("model.layers.2.self_attn.q_proj"), "layer-beyond"),
+    ],
+)
+def test_what_the_base_is_does_not_change_with_the_vllm(tensors: Tensors, rule: str) -> None:
+    assert verdicts(found(tensors, llama(), vllm="0.31.0")) == {("error", rule)}
+
+
+def test_a_module_that_may_be_adapted_has_to_be_as_wide_as_the_bases() -> None:
+    head = pair("lm_head", 4, 32, 256)
+    assert verdicts(found(head, base_of("Qwen2ForCausalLM"), vllm="0.31.0")) == {
+        ("error", "width"),
+        ("warning", "unknown-module"),
+    }
+
+
 def test_an_unknown_base_is_one_warning() -> None:
     base = base_model_of({"vision_config": {}}, "Future\x1b[2JModel", "0")
     finding = only(found(pair("a.b.0.c", 4, 1, 1), base))
@@ -423,7 +461,7 @@ def test_an_unknown_base_is_one_warning() -> None:
     assert "multimodal" in finding.message
 
 
-def multimodal(architecture: str) -> BaseModel:
+def multimodal(architecture: str) -> BaseFacts:
     text = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
     return base_model_of({"text_config": text}, architecture, "0")
 
@@ -584,7 +622,7 @@ def test_a_large_adapter_takes_milliseconds() -> None:
     assert best < 0.02
 
 
-def _seconds(tensors: Tensors, base: BaseModel) -> float:
+def _seconds(tensors: Tensors, base: BaseFacts) -> float:
     started = time.perf_counter()
     list(tensor_findings(CONFIG, tensors, PLACE, loader_rules(None), base, ("q_proj",)))
     return time.perf_counter() - started
@@ -596,3 +634,17 @@ def test_a_rank_pattern_from_outside_cannot_keep_us_busy() -> None:
     started = time.perf_counter()
     found(pair(module), llama(), {**CONFIG, "rank_pattern": evil})
     assert time.perf_counter() - started < 1
+
+
+@given(
+    given_layers=st.one_of(
+        st.lists(st.integers(0, 3) | st.booleans(), max_size=3), st.integers(0, 3), st.booleans(), st.none()
+    )
+)
+def test_layers_are_told_only_where_they_are_left_out(given_layers: object) -> None:
+    tensors = {**pair(Q), **pair(Q.replace("0", "1"))}
+    findings = found(tensors, config={**CONFIG, "layers_to_transform": given_layers})
+    wanted = given_layers if isinstance(given_layers, list) else [given_layers]
+    numbers = wanted != [] and all(type(layer) is int for layer in wanted)
+    left_out = numbers and not {0, 1} <= set(wanted)
+    assert verdicts(findings) == ({("warning", "layers-to-transform")} if left_out else set())

@@ -2,8 +2,8 @@
 
 Names and widths are those of transformers 5.19 (its `modeling_*.py`), which are the names PEFT writes. What vLLM makes
 of them was read in vLLM 0.32.0: `embedding_modules`, `hf_to_vllm_mapper` and `SupportsLoRA` of every model class, and
-for what `registry.py` leaves to the Transformers backend its `models/transformers/base.py`.
-tests/e2e/test_contract_bases.py holds the table against both.
+for what `registry.py` leaves to the Transformers backend its `models/transformers/base.py`. It is the same in all of
+`VERSIONS`. tests/e2e/test_contract_bases.py holds the table against both.
 
 A module is written `name: inputs > outputs`. Widths are sums and products of the names in `WIDTHS`; `?` is a width that
 differs from layer to layer or that config.json does not tell.
@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+# The minor versions of vLLM that adapt, and leave out, what the table says.
+VERSIONS = ((0, 32), (0, 33))
 
 # What a width may be made of; components/core/check/base_model.py takes them from config.json.
 WIDTHS = ("hidden", "q", "kv", "mlp", "vocab", "embed", "heads", "nope", "rope", "value", "q_rank", "kv_rank")

@@ -2,20 +2,19 @@
 
 A LoRA matrix that names a module the base does not have is loaded by vLLM and never used: vllm/lora/lora_model.py
 (0.32.0) compares the last part of a name only. So the names have to be known here. For an architecture that
-components/core/check/base_layouts.py does not list, nothing is claimed: `BaseModel.known` is False.
+components/core/check/base_layouts.py does not list, nothing is claimed: `BaseFacts.known` is False.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from components.core.adapter_files import open_regular, shown_path
+from components.core.adapter_files import read_start, shown_path
 from components.core.check.base_layouts import (
     ARCHITECTURES,
     LAYOUTS,
@@ -27,7 +26,9 @@ from components.core.check.base_layouts import (
     Served,
     Wrapper,
 )
-from components.core.errors import UserError, os_reason, printable
+from components.core.errors import os_reason, printable
+from components.core.findings import FaultError, fault
+from components.core.json_text import NotReadableError, as_object, parse_json
 
 CONFIG_NAME = "config.json"
 # The largest in public repositories, with a list of modules left unquantised, is about a tenth of this.
@@ -70,7 +71,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class BaseModel:
+class BaseFacts:
     """What a base is made of. Names are those of an adapter's tensors without `base_model.model.` in front."""
 
     architecture: str
@@ -81,7 +82,7 @@ class BaseModel:
     """Whether the architecture is in the table; if not, `modules` is empty and says nothing."""
     multimodal: bool = False
     takes_lora: bool = True
-    """False where vLLM 0.32.0 serves the architecture without LoRA."""
+    """False where vLLM serves the architecture without LoRA: of `VERSIONS` in base_layouts.py."""
     layers: int | None = None
     """Number of layers, where config.json says so."""
     modules: Mapping[str, Module] = field(default_factory=dict)
@@ -128,33 +129,44 @@ def split_layer(name: str) -> tuple[str, int | None]:
     return f"{name[: found.start()]}{{}}{name[found.end() :]}", int(found.group())
 
 
-def read_base_model(path: Path) -> BaseModel:
+def read_base_model(path: Path) -> BaseFacts:
     """Reads a base's config.json, or the one in the directory `path`.
 
     Raises:
-        UserError: it cannot be read, is larger than 4 MiB, is no JSON object or names no architecture.
+        FaultError: it cannot be read, is larger than 4 MiB, is no JSON object, has a key twice or names no
+            architecture.
     """
     if "\0" in str(path):
-        raise UserError(f"{shown_path(path)}: a path cannot hold a NUL character.")
+        raise _no_base(shown_path(path), "a path cannot hold a NUL character.")
     file = path / CONFIG_NAME if path.is_dir() else path
     place = shown_path(file)
-    raw = _read(file, place)
     try:
-        document: object = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise UserError(f"{place}: not UTF-8 text; name the config.json of the base model.") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{place}: not JSON; name the config.json of the base model.") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{place}: not a JSON object; name the config.json of the base model.")
+        real = file.resolve(strict=True)
+    # A loop is a RuntimeError on Pythons before 3.13.
+    except (OSError, RuntimeError) as error:
+        reason = os_reason(error) if isinstance(error, OSError) else "a loop of links"
+        raise _no_base(place, f"cannot be read ({reason}).") from None
+    raw = read_start(real, place, CONFIG_LIMIT + 1)
+    if len(raw) > CONFIG_LIMIT:
+        raise _no_base(place, "larger than 4 MiB, which no model's config.json is.")
+    try:
+        document = as_object(parse_json(raw))
+    except NotReadableError as error:
+        raise _no_base(place, f"{error}; name the config.json of the base model.") from None
+    if document is None:
+        raise _no_base(place, "not a JSON object; name the config.json of the base model.")
     architectures = document.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         hint = " (this is an adapter's config)" if "peft_type" in document else ""
-        raise UserError(f"{place}: names no architectures; name the config.json of the base model{hint}.")
+        raise _no_base(place, f"names no architectures; name the config.json of the base model{hint}.")
     return base_model_of(document, architectures[0], hashlib.sha256(raw).hexdigest())
 
 
-def base_model_of(config: Mapping[str, object], architecture: str, digest: str) -> BaseModel:
+def _no_base(place: str, message: str) -> FaultError:
+    return fault(place, "base-config", message)
+
+
+def base_model_of(config: Mapping[str, object], architecture: str, digest: str) -> BaseFacts:
     """The base that a parsed config.json describes; whatever is in it, nothing is raised."""
     wrapper = WRAPPERS.get(architecture)
     if wrapper is not None:
@@ -162,12 +174,12 @@ def base_model_of(config: Mapping[str, object], architecture: str, digest: str) 
     served = ARCHITECTURES.get(architecture)
     if served is None:
         nested = any(isinstance(config.get(key), dict) for key in (*_TEXT_CONFIGS, "vision_config", "audio_config"))
-        return BaseModel(printable(architecture), digest, multimodal=nested)
+        return BaseFacts(printable(architecture), digest, multimodal=nested)
     layout = LAYOUTS[served.layout]
     sizes = _sizes(config, layout)
     # vllm/model_executor/models/transformers/base.py, _create_hf_to_vllm_mapper
     bodies = (layout.body, "model", "") if served.any_body else (layout.body,)
-    return BaseModel(
+    return BaseFacts(
         architecture,
         digest,
         known=True,
@@ -178,21 +190,21 @@ def base_model_of(config: Mapping[str, object], architecture: str, digest: str) 
     )
 
 
-def _multimodal(config: Mapping[str, object], architecture: str, digest: str, wrapper: Wrapper) -> BaseModel:
+def _multimodal(config: Mapping[str, object], architecture: str, digest: str, wrapper: Wrapper) -> BaseFacts:
     nested = next((found for key in _TEXT_CONFIGS if isinstance(found := config.get(key), dict)), None)
     text: Mapping[str, object] = config if nested is None else nested
     model_type = text.get("model_type")
     if nested is None or not isinstance(model_type, str) or model_type not in TEXT_MODELS:
         model_type = wrapper.text_model if nested is None else None
     if model_type is None:
-        return BaseModel(architecture, digest, multimodal=True, takes_lora=wrapper.lora)
+        return BaseFacts(architecture, digest, multimodal=True, takes_lora=wrapper.lora)
     served = ARCHITECTURES[TEXT_MODELS[model_type]]
     if wrapper.own_head:
         served = replace(served, embeddings=())
     layout = LAYOUTS[served.layout]
     sizes = _sizes(text, layout)
     towers = dict.fromkeys((f"{tower}." for tower in wrapper.towers), Module(None, None, "tower"))
-    return BaseModel(
+    return BaseFacts(
         architecture,
         digest,
         known=True,
@@ -205,30 +217,6 @@ def _multimodal(config: Mapping[str, object], architecture: str, digest: str, wr
         },
         open_modules={**_open_modules(layout, wrapper.bodies), **towers},
     )
-
-
-# --- the file ---------------------------------------------------------------------------------------------
-
-
-def _read(path: Path, place: str) -> bytes:
-    try:
-        real = path.resolve(strict=True)
-    # A loop is a RuntimeError on Pythons before 3.13.
-    except (OSError, RuntimeError) as error:
-        reason = os_reason(error) if isinstance(error, OSError) else "a loop of links"
-        raise UserError(f"{place}: cannot be read ({reason}).") from None
-    pieces: list[bytes] = []
-    missing = CONFIG_LIMIT + 1
-    with open_regular(real, place) as stream:
-        try:
-            while missing > 0 and (piece := stream.read(missing)):
-                pieces.append(piece)
-                missing -= len(piece)
-        except OSError as error:
-            raise UserError(f"{place}: cannot be read ({os_reason(error)}).") from None
-    if missing <= 0:
-        raise UserError(f"{place}: larger than 4 MiB, which no model's config.json is.")
-    return b"".join(pieces)
 
 
 # --- widths -----------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from components.core.check.base_layouts import LAYOUTS, WRAPPERS
-from components.core.check.base_model import BaseModel, Module, split_layer
+from components.core.check.base_layouts import LAYOUTS, VERSIONS, WRAPPERS
+from components.core.check.base_model import BaseFacts, Module, split_layer
 from components.core.check.tensor_names import WRAPPERS_OF_TRAINERS
 from components.core.check.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, last_part, share, shown, some, told
-from components.core.check.vllm_loader import LoaderRules
 from components.core.findings import Finding, Severity
+from components.core.vllm_loader import LoaderRules
 
 LISTED_AT_MOST = 8
 
@@ -42,23 +42,16 @@ _USUAL_LISTS_OF_LAYERS = frozenset(
 
 
 def modules(
-    place: str, pairs: Mapping[str, Pair], rules: LoaderRules, base_model: BaseModel | None
+    place: str, pairs: Mapping[str, Pair], rules: LoaderRules, base_model: BaseFacts | None
 ) -> Iterator[Finding]:
     """What does not belong to the base; without its config.json, to any of the usual ones."""
     if base_model is None:
         yield from _compared_with_the_usual(place, pairs)
     else:
         if not base_model.takes_lora:
-            yield told(
-                place,
-                "error",
-                "base-without-lora",
-                [],
-                f"vLLM serves {shown(base_model.architecture)} without adapters and would not start with one; choose "
-                f"another base.",
-            )
+            yield told(place, *_without_lora(base_model, rules))
         if base_model.known:
-            yield from _compared_with(place, pairs, base_model)
+            yield from _compared_with(place, pairs, rules, base_model)
         else:
             kind = "a multimodal architecture" if base_model.multimodal else "an architecture"
             yield told(
@@ -135,7 +128,7 @@ def other_layers(place: str, pairs: Mapping[str, Pair], config: Mapping[str, obj
     """Layers that `layers_to_transform` leaves out: PEFT does not adapt them, vLLM never reads the key."""
     given = config.get("layers_to_transform")
     wanted = given if isinstance(given, list) else [given]
-    if not wanted or not all(isinstance(layer, int) for layer in wanted):
+    if not wanted or not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in wanted):
         return
     names = [module for module in pairs if (layer := split_layer(module)[1]) is not None and layer not in wanted]
     if names:
@@ -153,26 +146,52 @@ def other_layers(place: str, pairs: Mapping[str, Pair], config: Mapping[str, obj
 # --- with the base's config.json --------------------------------------------------------------------------
 
 
-def _compared_with(place: str, pairs: Mapping[str, Pair], base: BaseModel) -> Iterator[Finding]:
+def _without_lora(base: BaseFacts, rules: LoaderRules) -> tuple[Severity, str, list[str], str]:
+    serves = f"serves {shown(base.architecture)} without adapters"
+    if rules.minor in VERSIONS:
+        return "error", "base-without-lora", [], f"vLLM {serves} and would not start with one; choose another base."
+    message = f"{_told_of(rules)} {serves}; make sure that this one starts with the adapter."
+    return "warning", "base-without-lora", [], message
+
+
+def _told_of(rules: LoaderRules) -> str:
+    """Which vLLM a sentence is about that was not read in the one that is to serve."""
+    known = " and ".join(f"{major}.{minor}" for major, minor in VERSIONS)
+    return f"what vLLM {rules.version} adapts is not known here; vLLM {known}"
+
+
+def _compared_with(place: str, pairs: Mapping[str, Pair], rules: LoaderRules, base: BaseFacts) -> Iterator[Finding]:
     missing, refused, beyond, widths, vocabulary, towers = (Group() for _ in range(6))
+    is_known_version = rules.minor in VERSIONS
     adapted = base.adapted
     for name, pair in pairs.items():
         template, layer = split_layer(name)
         module = base.find(template)
         if module is None:
-            certain = adapted is not None and last_part(name) not in adapted
+            certain = is_known_version and adapted is not None and last_part(name) not in adapted
             (refused if certain else missing).add(name)
         elif module.kind == "tower":
             towers.add(name)
-        elif not module.served:
+        elif is_known_version and not module.served:
             refused.add(name)
         elif layer is not None and base.layers is not None and layer >= base.layers:
             beyond.add(name)
         else:
+            if not module.served:
+                refused.add(name)
             _compare_widths(pair, module, vocabulary if module.kind == "embedding" else widths)
     total = len(pairs)
     architecture = shown(base.architecture)
-    if refused.names:
+    if refused.names and not is_known_version:
+        yield told(
+            place,
+            "warning",
+            "unknown-module",
+            refused.names,
+            f"{_told_of(rules)} would not adapt {share(refused.names, total)} modules ({some(refused.names)}) in "
+            f"{architecture} and refuse the adapter; make sure that this one starts with it.",
+        )
+    elif refused.names:
         adapts = f" (it adapts {', '.join(sorted(adapted))})" if adapted else ""
         yield told(
             place,
@@ -183,13 +202,16 @@ def _compared_with(place: str, pairs: Mapping[str, Pair], base: BaseModel) -> It
             f"{adapts}, and it refuses the adapter; {_advice(refused.names[0], base)}",
         )
     if missing.names:
+        fate = "load them and answer as the base does"
+        if not is_known_version:
+            fate = f"refuse them, or {fate}"
         yield told(
             place,
             "warning" if base.multimodal else "error",
             "not-in-base",
             missing.names,
             f"{share(missing.names, total)} modules ({some(missing.names)}) are not in the base ({architecture}): vLLM "
-            f"would load them and answer as the base does; {_advice(missing.names[0], base)}",
+            f"would {fate}; {_advice(missing.names[0], base)}",
         )
     if beyond.names:
         yield told(
@@ -232,7 +254,7 @@ def _compare_widths(pair: Pair, module: Module, group: Group) -> None:
                 return
 
 
-def _advice(name: str, base: BaseModel) -> str:
+def _advice(name: str, base: BaseFacts) -> str:
     nearest = base.nearest(name)
     if nearest is not None and nearest != name:
         return f"what the base has is called {shown(nearest)}. Rename the tensors so, if they were trained for it."
@@ -284,7 +306,7 @@ def _of_towers(names: Sequence[str], total: int) -> str:
 
 
 def _experts(
-    place: str, pairs: Mapping[str, Pair], rules: LoaderRules, base_model: BaseModel | None
+    place: str, pairs: Mapping[str, Pair], rules: LoaderRules, base_model: BaseFacts | None
 ) -> Iterator[Finding]:
     if base_model is not None and base_model.known and not base_model.has_experts:
         return
