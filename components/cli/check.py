@@ -14,9 +14,9 @@ from pathlib import Path
 from components.core.adapter_files import CONFIG_NAME, OTHER_WEIGHTS_NAMES, WEIGHTS_NAME, shown_path
 from components.core.check.adapter_check import Against, check_adapter
 from components.core.check.base_model import read_base_model
-from components.core.check.vllm_loader import version_warning
 from components.core.errors import UserError
 from components.core.findings import Finding
+from components.core.vllm_loader import version_warning
 
 FILES = (CONFIG_NAME, WEIGHTS_NAME, *OTHER_WEIGHTS_NAMES)
 WORDS = {"error": "1;31", "warning": "1;33", "ok": "32"}
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     adapters = adapter_directories(args.paths)
     against = Against(
         base=args.base,
-        base_model=read_base_model(_config_file(Path(args.base_config))) if args.base_config else None,
+        base_model=read_base_model(Path(args.base_config)) if args.base_config is not None else None,
         vllm=args.vllm,
     )
     doubt = version_warning(args.vllm)
@@ -68,9 +68,10 @@ def adapter_directories(paths: Sequence[str]) -> list[Path]:
     found: dict[Path, Path] = {}
     for text in paths:
         path = Path(text)
-        if path.name in FILES and not path.is_dir():
+        # Path's own raise for what lies in a folder that is closed to us.
+        if path.name in FILES and not os.path.isdir(path):  # noqa: PTH112
             path = path.parent
-        elif path.is_file():
+        elif os.path.isfile(path):  # noqa: PTH113
             raise UserError(f"{shown_path(path)}: name an adapter's directory, or the {CONFIG_NAME} in it")
         found.setdefault(path.absolute(), path)
     return list(found.values())
@@ -102,10 +103,6 @@ def table(
             for number, line in enumerate(lines):
                 yield INDENT + (" " * LABEL if number else _label(finding.severity, colours)) + line
     yield _counts(verdicts)
-
-
-def _config_file(path: Path) -> Path:
-    return path / "config.json" if path.is_dir() else path
 
 
 def _as_json(finding: Finding) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from components.core.errors import UserError
+from components.core.errors import UserError, os_reason, printable
 
 COMMANDS = {
     "check": ("components.cli.check", "check adapters: what vLLM would refuse, or silently get wrong"),
@@ -40,6 +40,8 @@ class _Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `lora` with these arguments, those of the process by default; returns the exit code."""
+    if sys.stdout is None or sys.stderr is None:  # closed by whoever started it
+        return NOBODY_READS
     for stream in (sys.stdout, sys.stderr):
         # A terminal that is not UTF-8 gets escapes instead of an encoding error.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
@@ -54,9 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more as it ends, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return NOBODY_READS
+    except OSError as error:
+        _silence()
+        what = f"{printable(error.filename)}: " if error.filename else ""
+        print(f"lora: {what}{os_reason(error)}", file=sys.stderr)
+        return 2
+
+
+def _silence() -> None:
+    """Python flushes once more as it ends, and would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: Sequence[str]) -> int:

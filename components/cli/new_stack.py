@@ -10,13 +10,17 @@ from typing import Any
 
 from components.core.adapter_files import shown_path
 from components.core.errors import UserError, os_reason, printable
-from components.stack_files import STACK_NAME, stack_config, stack_directory
+from components.stack_files import stack_config, stack_directory
 
 PROJECT = "lora-pods"
 # The demo's, and the one that explains every key: `up` in GitHub's workflow passes over both.
 TAKEN = ("sandbox", "example")
 # Of one stack alone: Pulumi adds those of the new one by itself. pulumi 3.274, sdk/go/common/workspace/project.go
 ENCRYPTION = ("secretsprovider", "encryptedkey", "encryptionsalt")
+# The settings' own, which may stand there unencrypted by mistake. Importing them would take longer than all the rest.
+SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
+# The skeleton's model ids begin with the name.
+CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 SKELETON = """\
 # {client}: which machines serve which models. stacks/Pulumi.example.yaml explains every key.
@@ -86,10 +90,10 @@ def next_steps(client: str, like: str | None) -> Iterator[str]:
 
 
 def _refuse_name(client: str) -> None:
-    if not STACK_NAME.fullmatch(client) or client.startswith("-"):
+    if not CLIENT.fullmatch(client):
         raise UserError(
-            f"{printable(client)!r} cannot be a stack's name: it has 1 to 100 letters, digits, '-', '_' and '.', and "
-            f"does not begin with '-'"
+            f"{printable(client)!r} cannot be a client's stack: its name has 1 to 80 letters, digits, '-', '_' and "
+            f"'.', and begins with a letter or a digit"
         )
     if client in TAKEN:
         raise UserError(f"{client} is a stack of this project itself; choose another name")
@@ -104,7 +108,15 @@ def _like(directory: Path, like: str, client: str) -> str:
 
 def without_secrets(text: str) -> str:
     """A stack file's text, comments and all, without encrypted values and without what they were encrypted with."""
-    return "".join(block for key, block in _blocks(text) if key not in ENCRYPTION and not _SECURE.search(_bare(block)))
+    return "".join(
+        block
+        for key, block in _blocks(text)
+        if key not in ENCRYPTION and not _is_secret(key) and not _SECURE.search(_bare(block))
+    )
+
+
+def _is_secret(key: str) -> bool:
+    return key.rpartition(":")[2] in SECRETS
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -137,12 +149,13 @@ def _bare(block: str) -> str:
 
 def _prove_copy(directory: Path, like: str, client: str, path: Path) -> None:
     """Undo the copy unless it reads as the original does, less exactly its secrets."""
-    expected = {key: value for key, value in stack_config(directory, like, PROJECT).items() if not _holds_secret(value)}
+    original = stack_config(directory, like, PROJECT)
+    expected = {key: value for key, value in original.items() if not _is_secret(key) and not _holds_secret(value)}
     try:
         copied: dict[str, Any] | None = stack_config(directory, client, PROJECT)
     except UserError:
         copied = None
-    if copied != expected:
+    if copied != expected or any(word in _bare(path.read_text(encoding="utf-8")) for word in ENCRYPTION):
         path.unlink()
         raise UserError(
             f"stacks/Pulumi.{like}.yaml cannot be copied without its secrets as it is written; "

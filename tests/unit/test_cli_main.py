@@ -65,6 +65,16 @@ def test_nobody_reading_on_is_no_fault(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (lora.NOBODY_READS, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_what_cannot_be_written_or_found_is_told_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "components.cli.main", "check", str(write_adapter(tmp_path / "a"))]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "lora: no space left on device\n")
+    long = run("check", "x" * 5000)
+    assert (long.returncode, long.stderr) == (1, "")
+
+
 def test_ctrl_c_ends_it_quietly() -> None:
     program = (
         "import time, components.cli.main as m\n"

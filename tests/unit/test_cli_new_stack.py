@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from bootstrap.stack_names import NOT_DEPLOYED, stack_names
+from components import settings
 from components.cli import new_stack
 from components.cli.main import main
 
@@ -87,6 +88,25 @@ def test_a_secret_is_never_copied_however_it_is_written(
     assert code == 0 or "without --like" in capsys.readouterr().err
 
 
+def test_a_secret_that_was_left_in_the_open_is_not_copied_either(stacks: Path) -> None:
+    assert set(new_stack.SECRETS) == set(settings.SECRETS)
+    (stacks / "Pulumi.acme.yaml").write_text(OLD.replace("\n    secure: v1:abc=", " in-the-open"), encoding="utf-8")
+    assert main(["new-stack", "globex", "--like", "acme"]) == 0
+    assert (stacks / "Pulumi.globex.yaml").read_text(encoding="utf-8") == COPIED
+
+
+@pytest.mark.parametrize(
+    "text", ['"encryptionsalt": v1:abc\nconfig: {}\n', '{"encryptionsalt": "v1:abc", "config": {}}']
+)
+def test_what_it_was_encrypted_with_is_never_copied(
+    stacks: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stacks / "Pulumi.acme.yaml").write_text(text, encoding="utf-8")
+    assert main(["new-stack", "globex", "--like", "acme"]) == 2
+    assert "cannot be copied without its secrets" in capsys.readouterr().err
+    assert not (stacks / "Pulumi.globex.yaml").exists()
+
+
 def test_a_file_that_is_there_stays(stacks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (stacks / "Pulumi.acme.yaml").write_text("config: {}\n", encoding="utf-8")
     (stacks / "Pulumi.globex.yaml").symlink_to("nowhere.yaml")
@@ -97,7 +117,7 @@ def test_a_file_that_is_there_stays(stacks: Path, capsys: pytest.CaptureFixture[
     assert not (stacks / "nowhere.yaml").exists()
 
 
-@pytest.mark.parametrize("client", ["a b", "", "../x", "a/b", "ä", "x" * 101, "a\n", *new_stack.TAKEN])
+@pytest.mark.parametrize("client", ["a b", "", "../x", "a/b", "ä", "x" * 81, "a\n", ".", "..", "_x", *new_stack.TAKEN])
 def test_what_cannot_be_a_stacks_name_is_refused(stacks: Path, client: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new-stack", client]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -94,7 +94,7 @@ def shapes(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) 
             other_rank.names,
             f"{len(other_rank.names)} of {len(pairs)} modules have another rank than adapter_config.json says "
             f"({shown(other_rank.names[0])} {other_rank.detail}), and vLLM would scale them wrongly. Config and "
-            f"weights are of different trainings, or rank_pattern is missing: put those together that belong together.",
+            f"weights, or rank_pattern, are of different trainings: put those together that belong together.",
         )
 
 
