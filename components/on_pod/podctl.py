@@ -1185,18 +1185,38 @@ def uninstall(store: Store, engine: str) -> bool:
 
 def get(url: str, path: str, key: Optional[str]) -> Tuple[int, bytes]:
     """GET without proxies or redirects. -> (status, body); (0, b"") where nothing answers."""
-    return request(url, path, key, None, 5)
+    return request(url, path, key, None, 5, attended=False)
 
 
-def request(url: str, path: str, key: Optional[str], body: Optional[Document], seconds: float) -> Tuple[int, bytes]:
-    """GET, or POST of a JSON body, without proxies or redirects; no silence within it lasts longer than `seconds`."""
+def request(
+    url: str, path: str, key: Optional[str], body: Optional[Document], seconds: float, attended: bool
+) -> Tuple[int, bytes]:
+    """GET, or POST of a JSON body, without proxies or redirects, in `seconds` at most.
+
+    An `attended` one ends when nobody waits for it any more. -> (status, body); (0, b"") where nothing answers.
+    """
     import http.client
+    import socket
+    import threading
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
     data = None if body is None else json.dumps(body).encode("utf-8")
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
+    ended = threading.Event()
+
+    def watch(sock: socket.socket) -> None:
+        # A timeout of the socket's is for each read alone, and one byte now and then would never end.
+        due = time.monotonic() + seconds
+        while not ended.wait(min(POLL_SECONDS, seconds)):
+            if time.monotonic() >= due or (attended and deserted()):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+                return
+
     try:
+        connection.connect()
+        threading.Thread(target=watch, args=(connection.sock,), daemon=True).start()
         connection.putrequest("GET" if data is None else "POST", parts.path.rstrip("/") + path)
         if key:
             connection.putheader("Authorization", b"Bearer " + key.encode("utf-8"))
@@ -1209,6 +1229,7 @@ def request(url: str, path: str, key: Optional[str], body: Optional[Document], s
     except (OSError, http.client.HTTPException):
         return 0, b""
     finally:
+        ended.set()
         connection.close()
 
 
@@ -1387,7 +1408,7 @@ class Prober:
         seconds = min(PROBE_SECONDS, left)
         asked = time.monotonic()
         question = {"model": model, "prompt": prompt, **QUESTION}
-        status, body = request(self.url, "/v1/completions", self.key, question, seconds)
+        status, body = request(self.url, "/v1/completions", self.key, question, seconds, attended=True)
         took = time.monotonic() - asked
         # A server whose engine died of a question answers 500 and ends a moment later.
         over = self.ended(looks=6 if status == 0 or status >= 500 else 1)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -249,9 +253,9 @@ def test_a_slow_answer_at_the_end_of_that_time_is_no_adapters_fault(
     wanted["ready"]["timeoutSeconds"] = 1
     ask = podctl.request
 
-    def slow(url: str, path: str, key: str | None, document: Any, seconds: float) -> tuple[int, bytes]:
+    def slow(url: str, path: str, key: str | None, document: Any, seconds: float, attended: bool) -> tuple[int, bytes]:
         if document is None:
-            return ask(url, path, key, document, seconds)
+            return ask(url, path, key, document, seconds, attended)
         time.sleep(seconds)
         return 0, b""
 
@@ -341,3 +345,35 @@ def test_a_running_engine_that_does_not_stand_a_new_demand_runs_on(engine: Engin
 def test_a_demand_that_makes_no_sense_is_refused(engine: Engine, tmp_path: Path, probe: Any, said: str) -> None:
     answer = engine.pod.run("activate", stdin=change(document(engine, {"m1": FAR}), probe))
     assert (answer.status, answer.lines) == (1, [said])
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    """The address of a server that answers a byte at a time, for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_an_answer_that_never_ends_is_none(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.05)
+    began = time.monotonic()
+    podctl.request(dripping, "/v1/completions", None, {}, 0.3, attended=True)
+    assert time.monotonic() - began < 10
+
+
+def test_nobody_waits_for_an_answer_that_nobody_wants(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(podctl, "deserted", lambda: True)
+    began = time.monotonic()
+    podctl.request(dripping, "/v1/completions", None, {}, 100, attended=True)
+    assert time.monotonic() - began < 10
