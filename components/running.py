@@ -72,7 +72,13 @@ async def running(all_of_it: Sequence[Serving]) -> Any:
         return records
     if pulumi.runtime.is_dry_run():
         return pulumi.UNKNOWN
-    before = await last_outputs() or {}
+    before = await last_outputs()
+    if before is None:
+        pulumi.log.warn(
+            "The stack's last outputs cannot be read, so that `engines` now leaves out the pods that this update did "
+            "not finish; run pulumi up again."
+        )
+        before = {}
     kept = {base: record or before.get(base) for base, record in records.items()}
     return {base: record for base, record in kept.items() if record}
 
