@@ -16,11 +16,11 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
-from components.core.adapter import read_adapter, shown_path
+from components.core.adapter import read_adapter
 from components.core.bundle import bundle_members, stream_bundle
-from components.core.check.told_once import listed
 from components.core.digest_cache import BundleFacts
 from components.core.errors import UserError, printable
+from components.core.listing import listed
 from components.core.lock import why_absent
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text
@@ -160,7 +160,7 @@ def _sources(wanted: Mapping[str, str], settings: Settings) -> dict[str, Path]:
         if model.id in wanted and wanted[model.id] not in sources:
             directory, digest = settings.adapter_directory(model), wanted[model.id]
             if why_absent(directory):
-                absent[digest] = f"{printable(model.id)} ({digest}) at {shown_path(directory)}"
+                absent[digest] = f"{printable(model.id)} ({digest}) at {printable(model.adapter)}"
             else:
                 sources[digest] = directory
     nowhere = sorted(text for digest, text in absent.items() if digest not in sources)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping
 
-from components.core.check.adapter_check import Against
-from components.core.check.base_model import BaseModel, read_base_model
-from components.core.check.told_once import Checked, told_once
-from components.core.check.vllm_loader import version_warning
+from components.checked import verdict_on
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.engine import PlannedEngine, planned_engine
-from components.locked import Present, look
+from components.locked import look
 from components.settings import Pod, RawConfig, Settings, SettingsError, parse, secrecy_faults
 
 
@@ -38,7 +34,6 @@ class Described:
         faults += found.faults
         warnings = list(found.warnings)
         engines: dict[str, PlannedEngine] = {}
-        against: dict[str, Against] = {}
         for pod in settings.pods:
             place = settings.places[pod.base]
             try:
@@ -46,15 +41,9 @@ class Described:
                 warnings += [f"{place}.engine: {warning}" for warning in engines[pod.base].plan.warnings]
             except UserError as error:
                 faults.append(f"{place}.engine: {error}")
-            version = pod.vllm_version
-            warning = version_warning(version)
-            if warning and any(model.adapter for model in settings.models if model.base == pod.base):
-                warnings.append(f"{place}.engine.vllm.version: {warning}")
-            base_model = _base_model(pod, settings, faults)
-            against[pod.base] = Against(pod.base, base_model, version, _target_modules(engines.get(pod.base)))
-        checked = _checked(found.present, settings, against, cache)
-        faults += told_once(checked, "error")
-        warnings += told_once(checked, "warning")
+        verdict = verdict_on(found.present, settings, cache)
+        faults += verdict.faults
+        warnings += verdict.warnings
         if faults:
             raise SettingsError(faults, warnings)
         self.settings, self.bundles, self.engines = settings, found.bundles, engines
@@ -68,34 +57,3 @@ def served_by(
     models = [model for model in settings.models if model.base == pod.base]
     adapters = {model.id: bundles[model.id] for model in models if model.id in bundles}
     return adapters, [model.id for model in models if not model.adapter]
-
-
-def _base_model(pod: Pod, settings: Settings, faults: list[str]) -> BaseModel | None:
-    """What the base's config.json says of it; None where there is none at hand, or none that can be read: a fault."""
-    path = settings.base_config(pod)
-    try:
-        return read_base_model(path) if path else None
-    except UserError as error:
-        key = "baseConfig" if pod.base_config else "sandbox.volumes"
-        faults.append(f"{settings.places[pod.base]}.{key}: {error}")
-        return None
-
-
-def _target_modules(planned: PlannedEngine | None) -> tuple[str, ...] | None:
-    """What --lora-target-modules says, however the stack file spells it."""
-    argv = planned.plan.argv if planned else ()
-    flag = "--lora-target-modules"
-    if flag not in argv:
-        return None
-    return tuple(takewhile(lambda word: not word.startswith("--"), argv[argv.index(flag) + 1 :]))
-
-
-def _checked(
-    present: Sequence[Present], settings: Settings, against: Mapping[str, Against], cache: DigestCache
-) -> list[Checked]:
-    """What is found in the adapters that are on this machine. A base without a pod is a fault of the stack file's."""
-    items = [(one.directory, one.answer, against.get(one.model.base, Against(one.model.base))) for one in present]
-    findings = cache.check_all(items)
-    return [
-        Checked(one.model.id, settings.places[one.model.id], each) for one, each in zip(present, findings, strict=True)
-    ]

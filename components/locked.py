@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.core.adapter import shown_path
-from components.core.check.told_once import listed, shared_place
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError, printable
+from components.core.listing import listed, shared_place
 from components.core.lock import LockEntry, differences, why_absent
 from components.settings import Model, Settings
 from components.stack_files import LockError, lock_place, read_lock
@@ -49,25 +48,28 @@ def look(settings: Settings, stack: str, cache: DigestCache) -> Looked:
     except LockError as error:
         found.faults += error.faults
         lock, readable = None, False
-    absent: list[tuple[Model, Path, str]] = []
+    absent: list[tuple[Model, str]] = []
     models = [model for model in settings.models if model.adapter]
     directories = [settings.adapter_directory(model) for model in models]
     for model, directory, answer in zip(models, directories, cache.describe_all(directories), strict=True):
         reason = why_absent(directory) if isinstance(answer, UserError) else None
         if reason:
-            absent.append((model, directory, reason))
+            absent.append((model, reason))
             continue
         found.present.append(Present(model, directory, answer))
         if isinstance(answer, BundleFacts):
             found.bundles[model.id] = answer
-    stand_ins = {model.id: entry for model, _, _ in absent if (entry := _stand_in(lock, model))}
+    stand_ins = {model.id: entry for model, _ in absent if (entry := _stand_in(lock, model))}
     found.bundles.update((model, entry.facts()) for model, entry in stand_ins.items())
     if readable:
         found.faults += _absences([each for each in absent if each[0].id not in stand_ins], settings, lock, stack)
         _compare(found, settings, lock, stack)
     if stand_ins:
         names = listed([printable(model) for model in sorted(stand_ins)])
-        found.notes.append(f"{place} stands in for adapters that are not on this machine: {names}")
+        found.notes.append(
+            f"{place} stands in for adapters that are not on this machine: {names}. They were checked when they were "
+            "locked, not here"
+        )
     return found
 
 
@@ -77,22 +79,22 @@ def _stand_in(lock: Mapping[str, LockEntry] | None, model: Model) -> LockEntry |
 
 
 def _absences(
-    absent: Sequence[tuple[Model, Path, str]], settings: Settings, lock: Mapping[str, LockEntry] | None, stack: str
+    absent: Sequence[tuple[Model, str]], settings: Settings, lock: Mapping[str, LockEntry] | None, stack: str
 ) -> Iterator[str]:
     """One fault for all that are absent for the same reason, with nothing to stand in for the same reason."""
     place = lock_place(settings.directory, stack)
-    groups: dict[tuple[str, str], list[tuple[Model, Path]]] = {}
-    for model, directory, reason in absent:
+    groups: dict[tuple[str, str], list[Model]] = {}
+    for model, reason in absent:
         if lock is None:
             without = f"there is no {place} to stand in"
         elif model.id in lock:
             without = f"{place} has another path or base"
         else:
             without = f"{place} has no entry"
-        groups.setdefault((reason, without), []).append((model, directory))
+        groups.setdefault((reason, without), []).append(model)
     for (reason, without), found in groups.items():
-        where = shared_place(settings.places[model.id] for model, _ in found)
-        names = listed([f"{printable(model.id)} at {shown_path(directory)}" for model, directory in found])
+        where = shared_place(settings.places[model.id] for model in found)
+        names = listed([f"{printable(model.id)} at {printable(model.adapter)}" for model in found])
         one = len(found) == 1
         yield (
             f"{where}.adapter: {names}: {reason}, and {without} for {'it' if one else 'them'}; put the "

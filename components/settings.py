@@ -214,10 +214,9 @@ class Settings(BaseModel):
         return self.resolve(model.adapter or "")
 
     def base_config(self, pod: Pod) -> Path | None:
-        """The base's config.json on this machine: `baseConfig`, or where a volume of the sandbox has the base from."""
+        """The base's config.json on this machine, or its directory: `baseConfig`, or what a sandbox's volume holds."""
         if pod.base_config:
-            path = self.resolve(pod.base_config)
-            return path / "config.json" if path.is_dir() else path
+            return self.resolve(pod.base_config)
         for mounted, source in (pod.sandbox.volumes if pod.sandbox else {}).items():
             inside = PurePosixPath(pod.base)
             if inside.is_relative_to(mounted):
@@ -245,7 +244,7 @@ class SettingsError(UserError):
     def __init__(self, faults: Sequence[str], warnings: Sequence[str] = ()) -> None:
         self.faults = tuple(sorted(faults, key=_place_in_file))
         count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
-        lines = [f"the stack file has {count}; nothing was touched:", *(f"  {fault}" for fault in self.faults)]
+        lines = [f"the stack has {count}; nothing was touched:", *(f"  {fault}" for fault in self.faults)]
         super().__init__("\n".join([*lines, *(f"  warning: {warning}" for warning in warnings)]))
 
 

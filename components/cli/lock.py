@@ -8,27 +8,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.core.check.told_once import listed
+from components.checked import verdict_on
 from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, printable
+from components.core.listing import listed
 from components.core.lock import Difference, LockEntry, differences, short_digest, why_absent
+from components.locked import Present
 from components.settings import PROJECT, Model, RawConfig, Settings, SettingsError, parse_models
 from components.stack_files import LockError, lock_place, read_lock, stack_config, stack_directory, write_lock
 
 
 @dataclass(frozen=True)
 class _Looked:
-    """What is known of a stack's adapters now: entries to write, models whose old entry is kept, models without any."""
+    """What is known of a stack's adapters now: entries to write, models whose old entry is kept, models without any.
+
+    `warnings` is what the check of those on this machine found.
+    """
 
     entries: Mapping[str, LockEntry]
     kept: Sequence[str]
     unknown: Sequence[str]
+    warnings: Sequence[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write stacks/STACK.lock.yaml: what each adapter of the stack is, so that a preview works where the adapters "
-        "are not. Adapters that are not on this machine keep their entries."
+        "are not. They are checked as `pulumi preview` checks them, and nothing is written if there are errors. "
+        "Adapters that are not on this machine keep their entries."
     )
     parser.add_argument("-s", "--stack", required=True, help="the stack's name: that of stacks/Pulumi.STACK.yaml")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the lock would change")
@@ -62,6 +69,8 @@ def _lock(directory: Path, stack: str, config: RawConfig, check: bool) -> int:
     if unreadable and found.unknown:
         # What the lock says of those is lost if it is written anew without them.
         raise unreadable
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     changes = differences(old or {}, found.entries)
     # A lock that would say nothing, since nothing is here, helps nobody.
     changed = bool(changes) or (old is None and not found.unknown)
@@ -79,23 +88,26 @@ def _lock(directory: Path, stack: str, config: RawConfig, check: bool) -> int:
 
 
 def _look(settings: Settings, old: Mapping[str, LockEntry]) -> _Looked:
+    cache = DigestCache()
     models = [model for model in settings.models if model.adapter]
     directories = [settings.adapter_directory(model) for model in models]
     entries: dict[str, LockEntry] = {}
-    kept, unknown, faults = [], [], []
-    for model, directory, answer in zip(models, directories, DigestCache().describe_all(directories), strict=True):
+    present, kept, unknown = [], [], []
+    for model, directory, answer in zip(models, directories, cache.describe_all(directories), strict=True):
         if not isinstance(answer, UserError):
             entries[model.id] = LockEntry.of(answer, _adapter(model), model.base)
+            present.append(Present(model, directory, answer))
         elif not why_absent(directory):
-            faults.append(f"{settings.places[model.id]}.adapter: {answer}")
+            present.append(Present(model, directory, answer))
         elif model.id in old and old[model.id].fits(_adapter(model), model.base):
             entries[model.id] = old[model.id]
             kept.append(model.id)
         else:
             unknown.append(model.id)
-    if faults:
-        raise SettingsError(faults)
-    return _Looked(entries, kept, unknown)
+    verdict = verdict_on(present, settings, cache)
+    if verdict.faults:
+        raise SettingsError(verdict.faults, verdict.warnings)
+    return _Looked(entries, kept, unknown, verdict.warnings)
 
 
 def _adapter(model: Model) -> str:

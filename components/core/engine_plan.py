@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from components.core.check.vllm_loader import loader_rules, round_up_rank
 from components.core.errors import UserError, printable
+from components.core.vllm_loader import loader_rules, round_up_rank
 from components.core.vllm_rules import (
     JSON_LIST_FLAGS,
     NO_SUCH_FLAGS,
@@ -143,6 +143,17 @@ def plan_engine(
     )
 
 
+def lora_target_modules(args: Mapping[str, Json]) -> tuple[str, ...] | None:
+    """What `engine.args` gives vLLM as --lora-target-modules, however it is spelled; None where it is not given."""
+    for key, value in args.items():
+        name = _spelled(key)
+        # No other flag of vLLM begins like this, and argparse takes the beginning for the whole.
+        if name.startswith("lora-t") and "lora-target-modules".startswith(name):
+            items = [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ()
+            return tuple(map(str, items)) or None
+    return None
+
+
 def _names_alike(names: Sequence[str]) -> Iterator[str]:
     alike: dict[str, list[str]] = {}
     for name in names:
@@ -268,7 +279,7 @@ def _flag_name(key: str) -> str:
     where = f"engine.args.{printable(key)}"
     if key.startswith("-"):
         raise UserError(f"{where}: write the flag without its dashes in front")
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", key).replace("_", "-").lower()
+    name = _spelled(key)
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise UserError(
             f"{where} is no flag of vLLM: letters, digits and dashes only "
@@ -281,6 +292,10 @@ def _flag_name(key: str) -> str:
             hint = "" if owned == bare else f" could be read as --{owned}, which"
             raise UserError(f"{where}{hint} cannot be set here: {reason}")
     return name
+
+
+def _spelled(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", key).replace("_", "-").lower()
 
 
 def _user_flag(name: str, value: Json) -> list[str]:

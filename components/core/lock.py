@@ -16,21 +16,22 @@ from itertools import islice
 from pathlib import Path
 
 from components.core.adapter_files import CONFIG_NAME, ENTRIES_LOOKED_AT, WEIGHTS_NAME
-from components.core.check.told_once import listed
 from components.core.digest_cache import BundleFacts
 from components.core.errors import printable
+from components.core.json_text import LFS_POINTER
+from components.core.listing import listed
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 COUNT = re.compile(r"0|[1-9][0-9]{0,4299}")  # as many digits as Python reads, also in the adapter's JSON
 SHORT_DIGEST = 12
-POINTER_LIMIT = 1024  # bytes: the specification's
+POINTER_LIMIT = 1024  # bytes: that of Git LFS's specification; one of git-annex is a line
 
 # What YAML 1.1 and 1.2 read as the text it is when it stands without quotes.
 _PLAIN = re.compile(r"(?:\.{0,2}/)*[A-Za-z][A-Za-z0-9._/-]*")
 _NOT_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
-_POINTER = b"version https://git-lfs.github.com/spec/"
+_POINTERS = {LFS_POINTER: "Git LFS", b"/annex/objects/": "git-annex"}
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,10 @@ def lock_entries(document: object) -> tuple[dict[str, LockEntry], list[str]]:
 def why_absent(directory: Path) -> str | None:
     """Why an adapter's bytes are not on this machine, as a clause; None where they are, sound or not.
 
-    Absent is what a checkout without the weights looks like: no directory, a directory without weights, a link to
-    nothing (git-annex, DVC) or a Git LFS pointer (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+    Absent is what a checkout without the weights looks like: no directory, a directory without weights or with DVC's
+    `adapter_model.safetensors.dvc` alone, a link to nothing (git-annex, DVC) or a pointer, of Git LFS
+    (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md) or of git-annex where a file is unlocked
+    (https://git-annex.branchable.com/internals/pointer_file/).
     """
     weights = directory / WEIGHTS_NAME
     try:
@@ -158,7 +161,8 @@ def why_absent(directory: Path) -> str | None:
     try:
         status = weights.stat()
         if stat.S_ISREG(status.st_mode) and status.st_size <= POINTER_LIMIT:
-            return f"its {WEIGHTS_NAME} is a Git LFS pointer" if weights.read_bytes().startswith(_POINTER) else None
+            kind = _pointer(weights.read_bytes())
+            return f"its {WEIGHTS_NAME} is a {kind} pointer" if kind else None
     except FileNotFoundError:
         if weights.is_symlink():
             return f"its {WEIGHTS_NAME} is a link to nothing"
@@ -168,11 +172,16 @@ def why_absent(directory: Path) -> str | None:
     return None
 
 
+def _pointer(content: bytes) -> str | None:
+    """Whose pointer it is that stands in the weights' place; None if it is none."""
+    return next((kind for beginning, kind in _POINTERS.items() if content.startswith(beginning)), None)
+
+
 def _holds_something_else(directory: Path) -> bool:
     """Weights under another name or in shards, or adapters in folders: a fault of its own, not an absence."""
     try:
         with os.scandir(directory) as entries:
-            names = [entry.name for entry in islice(entries, ENTRIES_LOOKED_AT)]
+            names = [entry.name for entry in islice(entries, ENTRIES_LOOKED_AT) if not entry.name.endswith(".dvc")]
     except OSError:
         return True
     return any(

@@ -23,15 +23,15 @@ STACK_FILE = """\
 encryptionsalt: v1:x
 config:
   lora-pods:pods:
-    - base: org/base
+    - base: example/base
       host:
         address: 10.0.0.7
         hostKey: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
       engine: {python: /opt/vllm/bin/python}
   lora-pods:models:
-    - {id: acme-v2, base: org/base, adapter: ../adapters/v2}
-    - {id: acme-v1, base: org/base, adapter: ../adapters/v1}
-    - {id: plain, base: org/base}
+    - {id: acme-v2, base: example/base, adapter: ../adapters/v2}
+    - {id: acme-v1, base: example/base, adapter: ../adapters/v1}
+    - {id: plain, base: example/base}
   lora-pods:sshPrivateKey: {secure: v1:AAAA}
 """
 
@@ -64,7 +64,7 @@ def edit(project: Path, old: str, new: str) -> None:
 
 
 def entry(project: Path, name: str) -> LockEntry:
-    return LockEntry.of(DigestCache().describe(project / "adapters" / name), f"../adapters/{name}", "org/base")
+    return LockEntry.of(DigestCache().describe(project / "adapters" / name), f"../adapters/{name}", "example/base")
 
 
 def locked(project: Path) -> dict[str, LockEntry] | None:
@@ -91,8 +91,8 @@ def test_it_says_what_changed(project: Path, capsys: pytest.CaptureFixture[str])
     shutil.copytree(project / "adapters" / "v2", project / "adapters" / "moved")
     edit(
         project,
-        "id: acme-v2, base: org/base, adapter: ../adapters/v2",
-        "id: m, base: org/base, adapter: ../adapters/moved",
+        "id: acme-v2, base: example/base, adapter: ../adapters/v2",
+        "id: m, base: example/base, adapter: ../adapters/moved",
     )
     capsys.readouterr()
 
@@ -160,6 +160,44 @@ def test_a_faulty_adapter_leaves_the_lock_alone(project: Path, capsys: pytest.Ca
     assert "models[0].adapter: " in capsys.readouterr().err
 
 
+def test_what_vllm_would_refuse_is_not_locked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A preview from the lock alone checks nothing: it was checked here."""
+    lora_lock()
+    before = (project / "stacks" / "acme.lock.yaml").read_bytes()
+    for number in (1, 2):
+        seeded_adapter(project / "adapters" / f"v{number}", seed=10 + number, config={"use_dora": True})
+    capsys.readouterr()
+    for words in ((), ("--check",)):
+        assert lora_lock(*words) == 1
+        told = capsys.readouterr()
+        assert told.out == ""
+        first, only = told.err.splitlines()
+        assert first == "the stack has 1 fault; nothing was touched:"
+        assert only.startswith("  models[0, 1].adapter: acme-v2, acme-v1: adapter_config.json: use_dora: ")
+    assert (project / "stacks" / "acme.lock.yaml").read_bytes() == before
+
+
+def test_what_the_pod_says_counts_for_the_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(project, "engine: {python: /opt/vllm/bin/python}", "engine: {vllm: {version: 99.1.0}}\n      baseConfig: ../b")
+    assert lora_lock() == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "  pods[0].baseConfig: ../b: cannot be read (no such file or directory)."
+    assert lines[2].startswith("  warning: pods[0].engine.vllm.version: vLLM 99.1.0 is newer than ")
+    edit(project, "99.1.0}}\n      baseConfig: ../b", "0.32.0}, args: {loraTargetModules: [o_proj]}}")
+    assert lora_lock() == 1
+    assert "--lora-target-modules lets vLLM adapt o_proj" in capsys.readouterr().err
+    assert locked(project) is None
+
+
+def test_warnings_are_told_and_keep_nothing_from_being_written(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeded_adapter(project / "adapters" / "v1", seed=1, config={"base_model_name_or_path": "another/base"})
+    assert lora_lock() == 0
+    assert set(locked(project) or {}) == {"acme-v1", "acme-v2"}
+    assert capsys.readouterr().err.startswith("warning: models[1].adapter: acme-v1: adapter_config.json: base_model_")
+
+
 def test_a_broken_lock_is_mended_where_all_adapters_are(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = project / "stacks" / "acme.lock.yaml"
     broken = "models: {}\n<<<<<<< HEAD\n"
@@ -176,7 +214,7 @@ def test_a_broken_lock_is_mended_where_all_adapters_are(project: Path, capsys: p
 
 def test_faults_of_the_stack_file_come_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(project, "id: plain", "id: plain, adaptor: x")
-    edit(project, "org/base, adapter: ../adapters/v1", "other, adapter: ../adapters/v1")
+    edit(project, "example/base, adapter: ../adapters/v1", "other, adapter: ../adapters/v1")
     assert lora_lock() == 1
     told = capsys.readouterr().err
     assert "  models[1].base: no pod serves other" in told

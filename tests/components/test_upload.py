@@ -150,7 +150,7 @@ def test_bytes_that_are_nowhere_are_named_before_anything_is_sent(
 
     assert str(caught.value) == (
         f"the pod lacks what is not on this machine either: b ({facts['v2'].digest}) at "
-        f"{project}/stacks/../adapters/v2; put the adapter there, or run `pulumi up` once from a machine that has it"
+        "../adapters/v2; put the adapter there, or run `pulumi up` once from a machine that has it"
     )
     assert [verb for verb, _ in pod.calls] == ["missing"]
 

@@ -72,7 +72,7 @@ def test_faults_of_the_stack_file_are_told_together_without_a_traceback(client: 
     client.configure()
     run = client.stack.preview(fails=True)
     assert "Traceback" not in run.output
-    assert "the stack file has 4 faults; nothing was touched:" in run.output
+    assert "the stack has 4 faults; nothing was touched:" in run.output
     for fault in (
         "pods[1].engine.port: 8000 on 127.0.0.1 is taken by pods[0]",
         "models[2].id: acme-v1 is also models[0]",

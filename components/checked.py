@@ -1,0 +1,73 @@
+"""The adapters of a stack held against what will serve them: the program's check, and `lora lock`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from components.core.adapter_files import shown_path
+from components.core.check.adapter_check import Against
+from components.core.check.base_model import BaseFacts, read_base_model
+from components.core.check.remembered import check_all
+from components.core.check.told_once import Checked, told_once
+from components.core.digest_cache import DigestCache
+from components.core.engine_plan import lora_target_modules
+from components.core.errors import printable
+from components.core.findings import FaultError, Finding
+from components.core.vllm_loader import version_warning
+from components.locked import Present
+from components.settings import Pod, Settings
+
+
+@dataclass
+class Verdict:
+    """What was found: whole lines, each with its path in the stack file."""
+
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def verdict_on(present: Sequence[Present], settings: Settings, cache: DigestCache) -> Verdict:
+    """Check the adapters that are on this machine, each against the pod that serves its base.
+
+    A base's config.json that cannot be read is a fault here; a base without a pod is one of the stack file's.
+    """
+    verdict = Verdict()
+    against = {pod.base: _against(pod, settings, verdict) for pod in settings.pods}
+    findings = check_all(
+        cache, [(one.directory, one.answer, against.get(one.model.base, Against(one.model.base))) for one in present]
+    )
+    checked = [
+        Checked(one.model.id, settings.places[one.model.id], [_as_written(finding, one) for finding in each])
+        for one, each in zip(present, findings, strict=True)
+    ]
+    verdict.faults += told_once(checked, "error")
+    verdict.warnings += told_once(checked, "warning")
+    return verdict
+
+
+def _against(pod: Pod, settings: Settings, verdict: Verdict) -> Against:
+    warning = version_warning(pod.vllm_version)
+    if warning and any(model.adapter for model in settings.models if model.base == pod.base):
+        verdict.warnings.append(f"{settings.places[pod.base]}.engine.vllm.version: {warning}")
+    return Against(
+        pod.base, _base_model(pod, settings, verdict), pod.vllm_version, lora_target_modules(pod.engine.args)
+    )
+
+
+def _base_model(pod: Pod, settings: Settings, verdict: Verdict) -> BaseFacts | None:
+    """What the base's config.json says of it; None where there is none at hand, or none that can be read: a fault."""
+    path = settings.base_config(pod)
+    if path is None:
+        return None
+    try:
+        return read_base_model(path)
+    except FaultError as error:
+        key, written = ("baseConfig", pod.base_config) if pod.base_config else ("sandbox.volumes", pod.base)
+        verdict.faults.append(f"{settings.places[pod.base]}.{key}: {printable(written)}: {error.finding.message}")
+        return None
+
+
+def _as_written(finding: Finding, one: Present) -> Finding:
+    """With the directory as the stack file has it: where this is read, this machine's folders may say nothing."""
+    return replace(finding, path=printable(one.model.adapter)) if finding.path == shown_path(one.directory) else finding
