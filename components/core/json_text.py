@@ -19,14 +19,20 @@ class DuplicateKeyError(NotReadableError):
     """One object has a key twice: whoever reads it may take either."""
 
 
-def parse_json(raw: bytes, parse_constant: Callable[[str], object] | None = None) -> object:
-    """The document, with `NaN` and `Infinity` as Python reads them unless `parse_constant` says otherwise.
+def parse_json(
+    raw: bytes,
+    parse_constant: Callable[[str], object] | None = None,
+    parse_int: Callable[[str], object] | None = None,
+) -> object:
+    """The document, with `NaN`, `Infinity` and whole numbers as Python reads them unless told otherwise.
 
     Raises:
         NotReadableError: it is no UTF-8, no JSON, nested too deeply, or holds a key twice.
     """
     try:
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=parse_constant)
+        return json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=parse_constant, parse_int=parse_int
+        )
     except UnicodeDecodeError:
         raise NotReadableError("not UTF-8 text") from None
     except json.JSONDecodeError as error:
@@ -39,6 +45,13 @@ def parse_json(raw: bytes, parse_constant: Callable[[str], object] | None = None
 def no_constants(name: str) -> NoReturn:
     """For `parse_constant`, where `NaN` and `Infinity` are no JSON."""
     raise ValueError(name)
+
+
+def no_negative_zero(text: str) -> int:
+    """For `parse_int`, where `-0` is no whole number, as for Rust's serde."""
+    if text == "-0":
+        raise ValueError(text)
+    return int(text)
 
 
 def as_object(value: object) -> dict[str, object] | None:

@@ -7,6 +7,7 @@ then the data, which the tensors cover without holes.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from components.core.json_text import (
     NotReadableError,
     as_object,
     no_constants,
+    no_negative_zero,
     parse_json,
 )
 
@@ -33,6 +35,8 @@ TENSORS_LIMIT = 200_000
 # A trainer's notes may hold JSON of their own, whose colons count as well.
 METADATA_LIMIT = 100_000
 LARGEST_DIMENSION = 2**64 - 1
+
+_HALF_A_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # safetensors/src/tensor.rs: Dtype and its width in bits
 DTYPE_BITS = {
@@ -72,7 +76,7 @@ def read_tensors(path: Path, place: str) -> dict[str, Tensor]:
     if raw.count(b":") > 4 * raw.count(b"{") + METADATA_LIMIT:
         _refuse(place, f"its __metadata__ has more than {METADATA_LIMIT} entries")
     try:
-        document = parse_json(raw, parse_constant=no_constants)
+        document = parse_json(raw, parse_constant=no_constants, parse_int=no_negative_zero)
     except DuplicateKeyError as error:
         _refuse(place, str(error))
     except NotReadableError:
@@ -80,6 +84,8 @@ def read_tensors(path: Path, place: str) -> dict[str, Tensor]:
     header = as_object(document)
     if header is None:
         _refuse(place, "its header is not a JSON object")
+    if _HALF_A_CHARACTER.search(raw) and not _is_text(header):
+        _refuse(place, "its header holds half of a character")
     _check_metadata(header.pop("__metadata__", None), place)
     return _checked_tensors(header, data_size, place)
 
@@ -104,6 +110,16 @@ def _refuse(place: str, what: str) -> NoReturn:
     raise fault(place, "damaged", f"damaged, or not a safetensors file: {what}. Copy or save it again.")
 
 
+def _is_text(header: Mapping[str, object]) -> bool:
+    """Whether no name and no metadata holds a lone surrogate, which JSON's escapes can write and UTF-8 cannot."""
+    metadata = as_object(header.get("__metadata__")) or {}
+    try:
+        "".join(map(str, (*header, *metadata, *metadata.values()))).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _check_metadata(metadata: object, place: str) -> None:
     if metadata is None:
         return
@@ -119,6 +135,8 @@ def _checked_tensors(header: Mapping[str, object], data_size: int, place: str) -
         fields = as_object(entry)
         if fields is None:
             _refuse(place, f"the entry of {printable(name)} is not an object")
+        if len(fields) != 3:
+            _refuse(place, f"the entry of {printable(name)} has other keys than dtype, shape and data_offsets")
         dtype = fields.get("dtype")
         bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
         if bits is None or not isinstance(dtype, str):

@@ -217,5 +217,5 @@ def test_many_warnings_are_one_short_message(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pulumi.log, "warn", lambda text: told.append(("warn", text)))
     described = SimpleNamespace(notes=("a note",), warnings=tuple(f"warning {n}" for n in range(100)))
     tell(cast(Any, described))
-    warnings = "\n".join([*(f"warning {n}" for n in range(12)), "and 88 more"])
+    warnings = "\nwarning: ".join([*(f"warning {n}" for n in range(12)), "and 88 more"])
     assert told == [("info", "a note"), ("warn", warnings)]

@@ -349,6 +349,8 @@ ALPHA = [
     refused("alpha NaN", keys({"lora_alpha": NAN}), WRONG),
     refused("alpha Infinity", keys({"lora_alpha": INFINITY}), WRONG),
     refused("alpha 0", keys({"lora_alpha": 0}), BASE_ANSWERS),
+    refused("alpha beyond all numbers", keys({"lora_alpha": 10**300}), WRONG),
+    refused("alpha next to nothing", keys({"lora_alpha": 1e-320}), BASE_ANSWERS),
     warned("alpha negative", keys({"lora_alpha": -16})),
 ]
 
@@ -588,6 +590,11 @@ WEIGHTS = [
     refused("data long", holding(weights() + b"\0")),
     refused("data with a hole", holding(header(entry(data_offsets=[4, 8]), b"\0" * 8))),
     refused("metadata of numbers", holding(header({"__metadata__": {"a": 1}}))),
+    refused("metadata of half a character", holding(header({"__metadata__": {"a": "\ud800"}}))),
+    refused(
+        "a place of minus nothing", holding(with_header(json.dumps(entry()).replace("[0,", "[-0,").encode(), b"\0" * 4))
+    ),
+    refused("a key of its own", holding(header(entry(more=1), b"\0" * 4)), BOUNDED),
     refused("a tensor twice", holding(twice(weights())), NOT_ONE_MEANING),
     accepted("header padded", holding(padded(weights()))),
 ]
@@ -697,6 +704,15 @@ SHAPES = [
         beside({f"{BODY}embed_tokens.lora_embedding_A": [4, 600], f"{BODY}embed_tokens.lora_embedding_B": [128, 4]}),
     ),
     refused("embeddings A without B", beside({f"{BODY}embed_tokens.lora_embedding_A": [4, 512]})),
+    refused(
+        "a linear layer as embeddings",
+        beside(
+            {
+                f"{BODY}layers.0.self_attn.k_proj.lora_embedding_A": [4, 128],
+                f"{BODY}layers.0.self_attn.k_proj.lora_embedding_B": [64, 4],
+            }
+        ),
+    ),
     warned("embeddings as a linear layer", beside(pair(f"{BODY}embed_tokens", 512, 128))),
     refused("lm_head of another vocabulary", beside({**HEAD, "base_model.model.lm_head.lora_B.weight": [600, 4]})),
     *(

@@ -485,7 +485,7 @@ def test_a_git_lfs_pointer(tmp_path: Path) -> None:
         ({"m.q.lora_A.bias": [4, 4], "m.lora_A": [1, 1], "weight": [1, 1], "m.q.lora_magnitude_vector": [4, 1]}, ()),
         ({"m.q.lora_A.weight": [], "m.v.lora_A.weight": [9]}, ("q", "v")),
         ({"lora_A.weight": [8, 2], "m..lora_A.weight": [4, 2]}, ()),
-        ({"m.q\n.lora_A.weight": [4, 2], "m.\ud800.lora_A.weight": [4, 2]}, ("\\ud800", "q\\n")),
+        ({"m.q\n.lora_A.weight": [4, 2], "m.\u202e.lora_A.weight": [4, 2]}, ("\\u202e", "q\\n")),
     ],
 )
 def test_odd_tensors_do_not_hinder_reading(

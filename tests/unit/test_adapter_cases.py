@@ -36,7 +36,16 @@ RULES: Mapping[str, set[str]] = {
         *("not-in-target-modules", "not-lora", "repeated-prefix", "unknown-module", "unsupported-tensor"),
     },
     "shapes": {
-        *("dimensions", "dtype", "empty-tensor", "half-a-pair", "not-in-target-modules", "rank", "ranks-differ"),
+        *(
+            "dimensions",
+            "dtype",
+            "embedding-name",
+            "empty-tensor",
+            "half-a-pair",
+            "not-in-target-modules",
+            "rank",
+            "ranks-differ",
+        ),
         *("vocabulary", "width"),
     },
 }

@@ -21,6 +21,8 @@ from components.core.vllm_loader import LoaderRules
 REQUIRED = ("r", "lora_alpha", "target_modules")
 NAMES_SHOWN = 5
 # A config may hold expressions that take long to compile: how many, how long, and of what is bounded.
+# vLLM multiplies by alpha over the rank in numbers of 32 bits or fewer.
+SMALLEST_ALPHA, LARGEST_ALPHA = 1e-6, 1e6
 PATTERN_CHARACTERS = 500
 EXPRESSIONS = 100
 EXPRESSIONS_CHARACTERS = 20_000
@@ -137,6 +139,8 @@ def _scale_fault(value: object) -> str | None:
         return f"must be a number, not {shown_json(value)}"
     if value == 0:
         return "is 0, so that the adapter changes nothing and the base would answer in its name"
+    if not SMALLEST_ALPHA < abs(value) < LARGEST_ALPHA:
+        return f"is {shown_json(value)}, which leaves nothing of the adapter, or nothing but it, in vLLM's numbers"
     return None
 
 

@@ -161,7 +161,7 @@ def _told_of(rules: LoaderRules) -> str:
 
 
 def _compared_with(place: str, pairs: Mapping[str, Pair], rules: LoaderRules, base: BaseFacts) -> Iterator[Finding]:
-    missing, refused, beyond, widths, vocabulary, towers = (Group() for _ in range(6))
+    missing, refused, beyond, widths, vocabulary, towers, embeddings = (Group() for _ in range(7))
     is_known_version = rules.minor in VERSIONS
     adapted = base.adapted
     for name, pair in pairs.items():
@@ -179,6 +179,8 @@ def _compared_with(place: str, pairs: Mapping[str, Pair], rules: LoaderRules, ba
         else:
             if not module.served:
                 refused.add(name)
+            if module.kind != "embedding" and pair.is_embedding:
+                embeddings.add(name)
             _compare_widths(pair, module, vocabulary if module.kind == "embedding" else widths)
     total = len(pairs)
     architecture = shown(base.architecture)
@@ -230,6 +232,16 @@ def _compared_with(place: str, pairs: Mapping[str, Pair], rules: LoaderRules, ba
             widths.names,
             f"{share(widths.names, total)} modules are for a base of another size ({shown(widths.names[0])} "
             f"{widths.detail}); serve the adapter on the base it was trained on.",
+        )
+    if embeddings.names:
+        yield told(
+            place,
+            "error",
+            "embedding-name",
+            embeddings.names,
+            f"{share(embeddings.names, total)} modules ({some(embeddings.names)}) are saved as an embedding's "
+            f"(lora_embedding_A, lora_embedding_B) and are none in the base, so that vLLM refuses the adapter; save it "
+            f"again with PEFT's save_pretrained.",
         )
     if vocabulary.names:
         yield told(

@@ -26,6 +26,10 @@ class Pair:
         return [*self.a, *self.b]
 
     @property
+    def is_embedding(self) -> bool:
+        return any(name.endswith(("lora_embedding_A", "lora_embedding_B")) for name, _ in self.matrices)
+
+    @property
     def is_experts(self) -> bool:
         """Matrices of experts, which vLLM takes in shapes of their own: vllm/lora/model_manager.py."""
         return ".experts" in self.module or self.module.startswith("experts")

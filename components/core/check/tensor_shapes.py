@@ -37,7 +37,7 @@ def halves(place: str, pairs: Mapping[str, Pair]) -> Iterator[Finding]:
 def shapes(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) -> Iterator[Finding]:
     """Matrices that are empty or none, that do not fit together, or that have another rank than the config says."""
     ranks = _Ranks(config)
-    dimensions, empty, unequal, other_rank = Group(), Group(), Group(), Group()
+    dimensions, empty, unequal, other_rank, unsure = (Group() for _ in range(5))
     for module, pair in pairs.items():
         sound = True
         for name, tensor in pair.matrices:
@@ -58,6 +58,8 @@ def shapes(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) 
         elif allowed and rows not in allowed:
             wanted = " or ".join(map(str, sorted(allowed)[:NAMES_SHOWN]))
             other_rank.add(pair.matrices[0][0], f"has rank {rows}, and the config says {wanted}")
+        elif len(allowed) > 1 and rows != ranks.plainly(module):
+            unsure.add(pair.matrices[0][0], f"has rank {rows}")
     if empty.names:
         yield told(
             place,
@@ -76,6 +78,16 @@ def shapes(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) 
             dimensions.names,
             f"{len(dimensions.names)} LoRA tensors are no matrices ({shown(dimensions.names[0])} is "
             f"{dimensions.detail}); a LoRA matrix has 2 dimensions; {_AGAIN}",
+        )
+    if unsure.names:
+        yield told(
+            place,
+            "warning",
+            "rank-unsure",
+            unsure.names,
+            f"{len(unsure.names)} of {len(pairs)} modules have another rank than r ({shown(unsure.names[0])} "
+            f"{unsure.detail}), which a regular expression in rank_pattern may or may not say; make sure that config "
+            f"and weights are of the same training, or write the modules' names there.",
         )
     if unequal.names:
         yield told(
@@ -154,11 +166,18 @@ class _Ranks:
         """Empty where the config tells nothing usable."""
         if self._default is None:
             return set()
-        matches = [self._plain[ending] for ending in endings(module) if ending in self._plain] if self._plain else []
-        position, rank = min(matches, key=lambda match: match[0]) if matches else self._unmatched
+        position, rank = self._first(module)
         if self._first_expression < position:
             return self._any
         return {rank} if rank else set()
+
+    def plainly(self, module: str) -> int | None:
+        """The rank by the names that are no expressions."""
+        return self._first(module)[1]
+
+    def _first(self, module: str) -> tuple[int, int | None]:
+        matches = [self._plain[ending] for ending in endings(module) if ending in self._plain] if self._plain else []
+        return min(matches, key=lambda match: match[0]) if matches else self._unmatched
 
 
 def _size(tensor: Tensor) -> str:
