@@ -29,6 +29,7 @@ SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
 SANDBOX_PYTHON = "/opt/vllm/bin/python"
 SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
 KEYS = ("pods", "models", "requireLock", *SECRETS)
+FAULTS_SHOWN = 100
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -244,8 +245,10 @@ class SettingsError(UserError):
     def __init__(self, faults: Sequence[str], warnings: Sequence[str] = ()) -> None:
         self.faults = tuple(sorted(faults, key=_place_in_file))
         count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
-        lines = [f"the stack has {count}; nothing was touched:", *(f"  {fault}" for fault in self.faults)]
-        super().__init__("\n".join([*lines, *(f"  warning: {warning}" for warning in warnings)]))
+        told = [*self.faults, *(f"warning: {warning}" for warning in warnings)]
+        more = [f"and {len(told) - FAULTS_SHOWN} more"] if len(told) > FAULTS_SHOWN else []
+        lines = [f"the stack has {count}; nothing was touched:", *told[:FAULTS_SHOWN], *more]
+        super().__init__("\n  ".join(lines))
 
 
 def _place_in_file(fault: str) -> tuple[int, int]:

@@ -42,8 +42,13 @@ def stack_directory(start: Path | None = None) -> Path:
     for directory in (here, *here.parents):
         project = directory / "Pulumi.yaml"
         if project.is_file():
-            declared = yaml.safe_load(project.read_text(encoding="utf-8")) or {}
-            return directory / str(declared.get("stackConfigDir") or "")
+            try:
+                declared = yaml.safe_load(project.read_text(encoding="utf-8")) or {}
+                return directory / str(declared.get("stackConfigDir") or "")
+            except OSError as error:
+                raise UserError(f"{printable(project)}: cannot be read ({os_reason(error)})") from None
+            except (yaml.YAMLError, UnicodeDecodeError, AttributeError):
+                raise UserError(f"{printable(project)}: not the YAML of a Pulumi project; restore it") from None
     raise UserError(f"no Pulumi.yaml in {here} or above it: run this in the project's directory")
 
 
@@ -97,7 +102,7 @@ def read_lock(directory: Path, stack: str) -> dict[str, LockEntry] | None:
         raise LockError([f"{place}: holds the markers of a merge conflict (line {line}); {again}"])
     try:
         node = yaml.compose(text, Loader=_LOADER)
-        entries, faults = lock_entries(_plain(node, DEPTH))
+        entries, faults = lock_entries(_plain(node, DEPTH, set()))
     except yaml.YAMLError as error:
         raise LockError([f"{place}: {_sentence(error)}; {again}"]) from None
     except RecursionError:
@@ -117,7 +122,7 @@ def write_lock(directory: Path, stack: str, entries: Mapping[str, LockEntry]) ->
     try:
         if path.is_file() and path.read_bytes() == data:
             return False
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # where it is a link
         aside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with aside.open("wb") as file:
@@ -159,18 +164,25 @@ def _sentence(error: yaml.YAMLError) -> str:
     return f"not YAML: {printable(getattr(error, 'problem', None) or error)}{where}"
 
 
-def _plain(node: yaml.Node | None, depth: int) -> object:
-    """Mappings, lists and scalars, each scalar as the text that stands there: no type is guessed, no tag obeyed."""
+def _plain(node: yaml.Node | None, depth: int, seen: set[int]) -> object:
+    """Mappings, lists and scalars, each scalar as the text that stands there: no type is guessed, no tag obeyed.
+
+    An alias is refused: a few of them can stand for billions of values.
+    """
     if depth == 0:
         raise RecursionError
+    if node is not None:
+        if id(node) in seen:
+            raise yaml.constructor.ConstructorError(None, None, "a lock has no aliases", node.start_mark)
+        seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         result: dict[str, object] = {}
         for key, value in node.value:
             _refuse_twice(key, key.value in result if isinstance(key, yaml.ScalarNode) else True)
-            result[key.value] = _plain(value, depth - 1)
+            result[key.value] = _plain(value, depth - 1, seen)
         return result
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, depth - 1) for item in node.value]
+        return [_plain(item, depth - 1, seen) for item in node.value]
     return node.value if node else None
 
 

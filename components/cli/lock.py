@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def _lock(directory: Path, stack: str, config: RawConfig, check: bool) -> int:
         _tell(place, changes, changed, check, found)
     if found.unknown:
         print(
-            f"{place}: without {listed(found.unknown)}, which this machine does not have and no entry fits; "
+            f"{place}: has no entry that fits {listed(found.unknown)}, which this machine does not have; "
             f"run `lora lock -s {stack}` where they are",
             file=sys.stderr,
         )
@@ -104,6 +105,8 @@ def _look(settings: Settings, old: Mapping[str, LockEntry]) -> _Looked:
             kept.append(model.id)
         else:
             unknown.append(model.id)
+            # Of no use as it is, and not ours to lose.
+            entries.update({model.id: old[model.id]} if model.id in old else {})
     verdict = verdict_on(present, settings, cache)
     if verdict.faults:
         raise SettingsError(verdict.faults, verdict.warnings)
@@ -120,9 +123,11 @@ def _tell(place: str, changes: Sequence[Difference], changed: bool, check: bool,
     count = len(found.entries)
     adapters = "1 adapter" if count == 1 else f"{count} adapters"
     if not changed:
-        print(f"{place}: says what the {adapters} are; nothing to write")
+        print(f"{place}: is right ({adapters}); nothing to write")
     else:
-        print(f"{place}: {'would be written' if check else 'written'} ({adapters}, {len(changes)} changed)")
+        kinds = Counter("added" if not each.old else "changed" if each.new else "removed" for each in changes)
+        counted = ", ".join([adapters, *(f"{count} {kind}" for kind, count in sorted(kinds.items()))])
+        print(f"{place}: {'would be written' if check else 'written'} ({counted})")
     if found.kept:
         print(f"not on this machine, entries kept: {listed(found.kept)}")
 

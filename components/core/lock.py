@@ -8,6 +8,7 @@ most at the top, so that the three lines of context of a change always name its 
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from components.core.json_text import LFS_POINTER
 from components.core.listing import listed
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-COUNT = re.compile(r"0|[1-9][0-9]{0,4299}")  # as many digits as Python reads, also in the adapter's JSON
+COUNT = re.compile(r"0|[1-9][0-9]{0,17}")
 SHORT_DIGEST = 12
 POINTER_LIMIT = 1024  # bytes: that of Git LFS's specification; one of git-annex is a line
 
@@ -55,7 +56,7 @@ class LockEntry:
 
     def fits(self, adapter: str, base: str) -> bool:
         """Whether it is about the adapter that the stack file names now."""
-        return (self.adapter, self.base) == (adapter, base)
+        return posixpath.normpath(self.adapter) == posixpath.normpath(adapter) and self.base == base
 
     def facts(self) -> BundleFacts:
         """What stands in for the bytes; without the trainer's name for the base, which may be a private path."""

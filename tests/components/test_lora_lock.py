@@ -78,10 +78,10 @@ def test_it_writes_what_the_adapters_are(project: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == (
         f"  + acme-v1  {short_digest(first.digest)}\n"
         f"  + acme-v2  {short_digest(second.digest)}\n"
-        "stacks/acme.lock.yaml: written (2 adapters, 2 changed)\n"
+        "stacks/acme.lock.yaml: written (2 adapters, 2 added)\n"
     )
     assert lora_lock() == 0
-    assert capsys.readouterr().out == "stacks/acme.lock.yaml: says what the 2 adapters are; nothing to write\n"
+    assert capsys.readouterr().out == "stacks/acme.lock.yaml: is right (2 adapters); nothing to write\n"
 
 
 def test_it_says_what_changed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,8 +108,11 @@ def test_it_says_what_changed(project: Path, capsys: pytest.CaptureFixture[str])
         "  - acme-v2\n"
         f"  + m  {short_digest(moved.digest)}\n"
     )
-    assert told == changes + "stacks/acme.lock.yaml: would be written (2 adapters, 3 changed)\n"
-    assert capsys.readouterr().out == changes + "stacks/acme.lock.yaml: written (2 adapters, 3 changed)\n"
+    assert told == changes + "stacks/acme.lock.yaml: would be written (2 adapters, 1 added, 1 changed, 1 removed)\n"
+    assert (
+        capsys.readouterr().out
+        == changes + "stacks/acme.lock.yaml: written (2 adapters, 1 added, 1 changed, 1 removed)\n"
+    )
     assert lora_lock("--check") == 0
 
 
@@ -139,9 +142,27 @@ def test_what_it_can_it_writes_and_the_rest_it_names(project: Path, capsys: pyte
     assert lora_lock() == 1
     assert locked(project) == {"acme-v1": entry(project, "v1")}
     assert capsys.readouterr().err == (
-        "stacks/acme.lock.yaml: without acme-v2, which this machine does not have and no entry fits; "
+        "stacks/acme.lock.yaml: has no entry that fits acme-v2, which this machine does not have; "
         "run `lora lock -s acme` where they are\n"
     )
+
+
+def test_an_entry_that_fits_no_more_is_kept_for_whoever_has_the_adapter(project: Path) -> None:
+    assert lora_lock() == 0
+    before = locked(project)
+    shutil.rmtree(project / "adapters" / "v2")
+    file = project / "stacks" / "Pulumi.acme.yaml"
+    file.write_text(file.read_text().replace("../adapters/v2", "../adapters/v3"))
+    assert lora_lock() == 1
+    assert locked(project) == before
+
+
+def test_another_spelling_of_its_path_is_the_same_adapter(project: Path) -> None:
+    assert lora_lock() == 0
+    shutil.rmtree(project / "adapters" / "v2")
+    file = project / "stacks" / "Pulumi.acme.yaml"
+    file.write_text(file.read_text().replace("../adapters/v2", "../adapters/./v2"))
+    assert lora_lock() == 0
 
 
 def test_where_no_adapter_is_no_lock_is_made(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +171,7 @@ def test_where_no_adapter_is_no_lock_is_made(project: Path, capsys: pytest.Captu
     assert locked(project) is None
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("stacks/acme.lock.yaml: without acme-v1, acme-v2, which")
+    assert told.err.startswith("stacks/acme.lock.yaml: has no entry that fits acme-v1, acme-v2, which")
 
 
 def test_a_faulty_adapter_leaves_the_lock_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -209,3 +209,9 @@ def test_a_pod_with_a_fault_is_not_taken_for_absent() -> None:
     pods = [{**POD, "engine": {**ENGINE, "prot": 1}}]
     (fault,) = faults(pods=pods, models=[MODEL, {**MODEL, "id": "acme-v2"}])
     assert fault.startswith("pods[0].engine.prot: unknown key")
+
+
+def test_a_thousand_faults_are_told_as_a_hundred_and_how_many_more() -> None:
+    lines = str(SettingsError([f"models[{n}].id: x" for n in range(1000)], ["a doubt"])).splitlines()
+    assert lines[0] == "the stack has 1000 faults; nothing was touched:"
+    assert (lines[1], lines[100], lines[101:]) == ("  models[0].id: x", "  models[99].id: x", ["  and 901 more"])
