@@ -8,7 +8,7 @@ from pathlib import Path
 
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError, printable
-from components.core.listing import listed, shared_place
+from components.core.listing import item_number, listed, shared_place
 from components.core.lock import LockEntry, differences, why_absent
 from components.settings import Model, Settings
 from components.stack_files import LockError, lock_place, read_lock
@@ -93,6 +93,7 @@ def _absences(
             without = f"{place} has no entry"
         groups.setdefault((reason, without), []).append(model)
     for (reason, without), found in groups.items():
+        found.sort(key=lambda each: item_number(settings.places[each.id]))  # as the places in front of them
         where = shared_place(settings.places[model.id] for model in found)
         names = listed([f"{printable(model.id)} at {printable(model.adapter)}" for model in found])
         one = len(found) == 1
