@@ -8,11 +8,10 @@ from typing import Any
 
 from components.core.engine_plan import PlannedFlag
 from components.core.errors import printable
+from components.core.lock import short_digest
 
 SHOWN_CHANGES = 12
 """How many adapters are named of those that change, and how many warnings are told in full."""
-
-_DIGEST_CHARACTERS = 12
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def _adapters_of(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(digest: object) -> str:
-    return printable(str(digest).removeprefix("sha256:")[:_DIGEST_CHARACTERS])
+    return printable(short_digest(str(digest)))
 
 
 def _mapping(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from components.core.errors import os_reason, printable
 from components.core.findings import FaultError, fault
+from components.core.listing import listed_names
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -220,5 +221,4 @@ def _entry_names(real: Path) -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    text = ", ".join(printable(name, limit=80) for name in names[:NAMES_SHOWN])
-    return text if len(names) <= NAMES_SHOWN else f"{text} and {len(names) - NAMES_SHOWN} more"
+    return listed_names(names, NAMES_SHOWN, limit=80)

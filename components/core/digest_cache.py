@@ -43,6 +43,7 @@ BUNDLE_RULES = (
     "errors.py",
     "findings.py",
     "json_text.py",
+    "listing.py",
     "lora_names.py",
     "safetensors_header.py",
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from components.core.errors import printable
+
 SHOWN = 5
 
 _ITEM = re.compile(r"(.*)\[(\d+)\]")
@@ -14,6 +16,12 @@ def listed(items: Sequence[object], shown: int = SHOWN) -> str:
     """The first of them and how many more: short however many there are."""
     text = ", ".join(str(item) for item in items[:shown])
     return text if len(items) <= shown else f"{text} and {len(items) - shown} more"
+
+
+def listed_names(names: Sequence[str], shown: int, limit: int) -> str:
+    """The same of names from outside, each of at most `limit` characters; only those shown are looked at."""
+    text = ", ".join(printable(name, limit) for name in names[:shown])
+    return text if len(names) <= shown else f"{text} and {len(names) - shown} more"
 
 
 def shared_place(places: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from components.core.adapter_files import CONFIG_NAME
 from components.core.errors import printable
 from components.core.findings import Finding
 from components.core.json_text import as_object, shown_json
+from components.core.listing import listed_names
 from components.core.vllm_loader import LoaderRules
 
 REQUIRED = ("r", "lora_alpha", "target_modules")
@@ -268,8 +269,7 @@ def _pattern_alphas(pattern: Mapping[str, object]) -> Iterator[Finding]:
 
 
 def _some(names: list[str]) -> str:
-    text = ", ".join(printable(name, limit=80) for name in names[:NAMES_SHOWN])
-    return text if len(names) <= NAMES_SHOWN else f"{text} and {len(names) - NAMES_SHOWN} more"
+    return listed_names(names, NAMES_SHOWN, limit=80)
 
 
 # --- what vLLM does not implement -------------------------------------------------------------------------

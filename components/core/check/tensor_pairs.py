@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from components.core.errors import printable
 from components.core.findings import Finding, Severity
+from components.core.listing import listed_names
 from components.core.safetensors_header import Tensor
 
 NAMES_SHOWN = 3
@@ -72,8 +73,7 @@ def shown(name: str) -> str:
 
 def some(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    text = ", ".join(shown(name) for name in names[:NAMES_SHOWN])
-    return text if len(names) <= NAMES_SHOWN else f"{text} and {len(names) - NAMES_SHOWN} more"
+    return listed_names(names, NAMES_SHOWN, NAME_SHOWN_CHARACTERS)
 
 
 def share(names: Sequence[str], total: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from components.core.adapter import rank_of
 from components.core.check.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, shown, some, told
 from components.core.findings import Finding
 from components.core.safetensors_header import Tensor
@@ -149,18 +150,18 @@ class _Ranks:
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        self._default = _whole(config.get("r"))
+        self._default = rank_of(config.get("r"))
         self._plain: dict[str, tuple[int, int | None]] = {}
         pattern = config.get("rank_pattern")
         entries = pattern if isinstance(pattern, dict) else {}
         self._first_expression = len(entries)
         for position, (key, value) in enumerate(entries.items()):
             if isinstance(key, str) and _PLAIN_PATTERN.fullmatch(key):
-                self._plain.setdefault(key.replace("\\.", "."), (position, _whole(value)))
+                self._plain.setdefault(key.replace("\\.", "."), (position, rank_of(value)))
             else:
                 self._first_expression = min(self._first_expression, position)
         self._unmatched = (len(entries), self._default)
-        self._any = {rank for rank in (self._default, *map(_whole, entries.values())) if rank}
+        self._any = {rank for rank in (self._default, *map(rank_of, entries.values())) if rank}
 
     def of(self, module: str) -> set[int]:
         """Empty where the config tells nothing usable."""
@@ -183,7 +184,3 @@ class _Ranks:
 def _size(tensor: Tensor) -> str:
     """`4 x 8`."""
     return " x ".join(map(str, tensor.shape[:8])) or "a single number"
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
