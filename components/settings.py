@@ -6,6 +6,7 @@ same configuration by `configure`) both come through `load`. pulumi is imported 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from components.core.errors import UserError, printable
 from components.core.naming import venv_python
 from components.core.ssh_key import normalise_host_key, normalise_private_key
 from components.stack_files import stack_directory
+from components.store_url import StoreUrl, parse_store_url
 
 PROJECT = "lora-pods"
 MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -28,7 +30,7 @@ MODEL_ID_LENGTH = 96
 SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
 SANDBOX_PYTHON = "/opt/vllm/bin/python"
 SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
-KEYS = ("pods", "models", "requireLock", *SECRETS)
+KEYS = ("pods", "models", "store", "running", "requireLock", *SECRETS)
 FAULTS_SHOWN = 100
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -76,6 +78,36 @@ def _absolute_path(value: str) -> str:
     return value
 
 
+def _cidr(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError:
+        raise UserError(
+            "must be a network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits beyond its prefix"
+        ) from None
+
+
+def _region(value: str) -> str:
+    if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", value):
+        raise UserError("must be a region's name as AWS writes it, such as eu-central-1")
+    return value
+
+
+def _instance_type(value: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", value):
+        raise UserError("must be an instance type as AWS writes it, such as g6e.xlarge")
+    return value
+
+
+def _resource_id(prefix: str) -> Callable[[str], str]:
+    def checked(value: str) -> str:
+        if not re.fullmatch(prefix + r"-[0-9a-f]{8,17}", value):
+            raise UserError(f"must be an id as AWS writes it: {prefix}-0123456789abcdef0")
+        return value
+
+    return checked
+
+
 def _version(value: str) -> str:
     if not re.fullmatch(r"[0-9][A-Za-z0-9.+!-]*", value):
         raise UserError("must be a version of vLLM as PyPI has it, in quotes, such as '0.33.0'")
@@ -85,6 +117,8 @@ def _version(value: str) -> str:
 Line = Annotated[str, AfterValidator(_user_errors_as_faults(_one_line))]
 PodPath = Annotated[str, AfterValidator(_user_errors_as_faults(_absolute_path))]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Cidr = Annotated[str, AfterValidator(_user_errors_as_faults(_cidr))]
+Login = Annotated[str, AfterValidator(_user_errors_as_faults(_user_name))]
 
 
 class _Part(BaseModel):
@@ -131,7 +165,7 @@ class Host(_Part):
 
     address: Annotated[str, AfterValidator(_user_errors_as_faults(_host_name))]
     port: Port = 22
-    user: Annotated[str, AfterValidator(_user_errors_as_faults(_user_name))] = "root"
+    user: Login = "root"
     host_key: Annotated[str, AfterValidator(_user_errors_as_faults(normalise_host_key))]
 
 
@@ -143,6 +177,27 @@ class Sandbox(_Part):
     shm_mi_b: Annotated[int, Field(ge=1)] = Field(default=1024, alias="shmMiB")
 
 
+class Ec2(_Part):
+    """`ec2`: an instance of AWS that is made for its base, and ends with it. No port is open but to whom is named."""
+
+    instance_type: Annotated[str, AfterValidator(_user_errors_as_faults(_instance_type))]
+    region: Annotated[str, AfterValidator(_user_errors_as_faults(_region))]
+    ssh_cidr: Cidr
+    """Who may log in: the network that `pulumi up` runs in."""
+    volume_gi_b: Annotated[int, Field(ge=8, le=65536)] = Field(alias="volumeGiB")
+    """The root disk, which holds the system, the base model, vLLM and the adapters."""
+    engine_cidr: Cidr | None = None
+    """Who may ask the engine; nobody but the pod itself, if not given."""
+    subnet_id: Annotated[str, AfterValidator(_user_errors_as_faults(_resource_id("subnet")))] | None = None
+    ami: Annotated[str, AfterValidator(_user_errors_as_faults(_resource_id("ami")))] | None = None
+    user: Login = "ubuntu"
+    """The AMI's own user, who may use sudo without a password."""
+    spot: bool = False
+    public_ip: bool = True
+    """Whether it is reached at an Elastic IP; else at its private address, from within its network."""
+    profile: Line | None = None
+
+
 class Pod(_Part):
     """One of `pods`: a base model, the machine that serves it, and how."""
 
@@ -150,15 +205,19 @@ class Pod(_Part):
     base_config: Line | None = None
     host: Host | None = None
     sandbox: Sandbox | None = None
+    ec2: Ec2 | None = None
     engine: Engine = Engine()
 
     @model_validator(mode="after")
     def _one_kind(self) -> Pod:
-        if (self.host is None) == (self.sandbox is None):
-            raise ValueError("give exactly one kind of pod: `host: {address: …, hostKey: …}` or `sandbox: {}`")
-        if self.host and not (self.engine.python or self.engine.vllm):
+        if sum(kind is not None for kind in (self.host, self.sandbox, self.ec2)) != 1:
             raise ValueError(
-                "say which vLLM the host runs: `engine: {vllm: {version: …}}` installs one, "
+                "give exactly one kind of pod: `host: {address: …, hostKey: …}`, `sandbox: {}` or `ec2: {…}`"
+            )
+        if not self.sandbox and not (self.engine.python or self.engine.vllm):
+            raise ValueError(
+                f"say which vLLM the {'host' if self.host else 'instance'} runs: "
+                "`engine: {vllm: {version: …}}` installs one, "
                 "`engine: {python: /…/bin/python}` names an interpreter that has it"
             )
         return self
@@ -204,6 +263,9 @@ class Settings(BaseModel):
 
     pods: tuple[Pod, ...]
     models: tuple[Model, ...]
+    store: StoreUrl | None
+    running: bool
+    """Whether the machines that are ours (sandboxes and EC2 instances) are switched on."""
     require_lock: bool
     ssh_private_key: str | None
     api_key: str | None
@@ -274,19 +336,18 @@ def load(config: RawConfig) -> Settings:
 def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     """Like `load`, with the faults returned, so that a caller can add what it finds before it raises them."""
     settings, faults = parse_models(config)
-    require_lock = _decoded(config.get("requireLock"))
-    if require_lock not in (None, True, False, ""):
-        faults.append("requireLock: must be true or false")
+    require_lock = _boolean(config.get("requireLock"), "requireLock", False, faults)
+    running = _boolean(config.get("running"), "running", True, faults)
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
     api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
     faults += _access_faults(settings, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
     found = {"ssh_private_key": private_key, "api_key": api_key, "hf_token": hf_token}
-    return settings.model_copy(update={"require_lock": require_lock is True, **found}), faults
+    return settings.model_copy(update={"require_lock": require_lock, "running": running, **found}), faults
 
 
 def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
-    """The pods and the models alone, with their faults: all that can be said without a secret or a machine."""
+    """Pods, models and store alone, with their faults: all that can be said without a secret or a machine."""
     faults: list[str] = []
     raw_pods = _decoded(config.get("pods"))
     pods = list(_items(raw_pods, "pods", Pod, faults))
@@ -298,6 +359,8 @@ def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
     settings = Settings(
         pods=tuple(pod for _, pod in pods),
         models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
+        store=_store(config.get("store"), faults),
+        running=True,
         require_lock=False,
         ssh_private_key=None,
         api_key=None,
@@ -397,6 +460,26 @@ def _keys(kind: type[BaseModel], path: Sequence[int | str]) -> Iterator[str]:
     return (field.alias or name for name, field in kind.model_fields.items())
 
 
+def _boolean(raw: object, key: str, default: bool, faults: list[str]) -> bool:
+    value = _decoded(raw)
+    if value in (None, ""):
+        return default
+    if not isinstance(value, bool):
+        faults.append(f"{key}: must be true or false")
+        return default
+    return value
+
+
+def _store(raw: object, faults: list[str]) -> StoreUrl | None:
+    if raw is None or raw == "":
+        return None
+    try:
+        return parse_store_url(str(raw))
+    except UserError as error:
+        faults.append(f"store: {error}")
+        return None
+
+
 def _secret(raw: object, key: str, check: Callable[[str], str], faults: list[str]) -> str | None:
     if raw is None or raw == "":
         return None
@@ -436,12 +519,17 @@ def _access_faults(settings: Settings, has_private_key: bool, has_api_key: bool)
     """What keeps this machine from a pod, or lets anybody in."""
     for pod in settings.pods:
         where = settings.places[pod.base]
-        if pod.host and not has_private_key:
+        if not pod.sandbox and not has_private_key:
             yield (
-                f"{where}.host: needs the key that opens it: "
+                f"{where}.{'host' if pod.host else 'ec2'}: needs the key that opens it: "
                 "`pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`"
             )
-        if pod.host and pod.listen not in LOOPBACK and not has_api_key:
+        if pod.ec2 and pod.ec2.engine_cidr and pod.listen in LOOPBACK:
+            yield (
+                f"{where}.ec2.engineCidr: opens a port at which nothing listens; let the engine listen there as well: "
+                "`engine: {listen: 0.0.0.0}`"
+            )
+        if not pod.sandbox and pod.listen not in LOOPBACK and not has_api_key:
             yield (
                 f"{where}.engine.listen: {pod.listen} lets in whoever reaches the machine; set a key for clients "
                 "first: `pulumi config set --secret apiKey …`"

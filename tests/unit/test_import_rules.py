@@ -50,6 +50,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.locked",
             "components.settings",
             "components.stack_files",
+            "components.store",
             "components.core.check",
             "components.core",
         }
@@ -70,6 +71,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.ssh",
             "components.provider",
             "components.settings",
+            "components.store",
             "components.core",
         }
     ),
@@ -86,7 +88,9 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "components.provider": frozenset({"components.settings", "components.core"}),
     "components.remote": frozenset({"components.on_pod.boot", "components.core"}),
     "components.render": frozenset({"components.core"}),
-    "components.settings": frozenset({"components.stack_files", "components.core"}),
+    "components.settings": frozenset({"components.stack_files", "components.store_url", "components.core"}),
+    "components.store": frozenset({"components.store_url", "components.core"}),
+    "components.store_url": frozenset({"components.core"}),
     "components.stack_files": frozenset({"components.core"}),
     "components.ssh": frozenset({"components.core"}),
     "components.core": frozenset(),
@@ -103,8 +107,9 @@ OWNERS: Mapping[str, frozenset[str]] = {
     "jinja2": frozenset({"components.render"}),
     "asyncssh": frozenset({"components.ssh"}),
     "yaml": frozenset({"components.stack_files"}),
-    "boto3": frozenset(),
-    "botocore": frozenset(),
+    "boto3": frozenset({"components.store"}),
+    "botocore": frozenset({"components.store"}),
+    "pulumi_aws": frozenset({"components.pods.ec2"}),
     "peft": frozenset(),
     "safetensors": frozenset(),
     "torch": frozenset(),
@@ -113,7 +118,7 @@ OWNERS: Mapping[str, frozenset[str]] = {
 }
 
 NETWORK = frozenset({"asyncio", "ftplib", "http", "smtplib", "socket", "socketserver", "ssl", "urllib", "xmlrpc"})
-NEVER_LOADED = frozenset({"boto3", "botocore", "moto", "peft", "torch", "transformers", "vllm"})
+NEVER_LOADED = frozenset({"boto3", "botocore", "moto", "peft", "pulumi_aws", "torch", "transformers", "vllm"})
 
 
 @dataclass(frozen=True)

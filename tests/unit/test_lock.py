@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from bootstrap.lock_inputs import inputs_digest, read_project
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ("requirements.txt", "requirements-dev.txt")
+LOCKS = ("requirements.txt", "requirements-dev.txt", "requirements-aws.txt")
 TOOL_LOCKS = ("bootstrap/tools/uv.txt", "bootstrap/tools/go.txt")
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 
@@ -30,6 +30,8 @@ def direct_requirements(lock: str) -> list[Requirement]:
     document = read_project()
     project = cast("dict[str, list[str]]", document["project"])
     wanted = list(project["dependencies"])
+    if lock == "requirements-aws.txt":
+        wanted += cast("dict[str, dict[str, list[str]]]", document["project"])["optional-dependencies"]["aws"]
     if lock == "requirements-dev.txt":
         wanted += cast("dict[str, list[str]]", document["dependency-groups"])["dev"]
     return [Requirement(text) for text in wanted]
