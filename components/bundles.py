@@ -6,39 +6,49 @@ The module paths and class names of the providers are in every stack's state: se
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
-from components.core.adapter import read_adapter
-from components.core.bundle import bundle_members, stream_bundle
 from components.core.digest_cache import BundleFacts
-from components.core.errors import UserError, printable
-from components.core.listing import listed
-from components.core.lock import why_absent
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text
 from components.pods.gpu_pod import GpuPod
 from components.provider import Provider
 from components.remote import pod_command, podctl_line, podctl_sha256
 from components.settings import Settings
+from components.store_url import StoreUrl
+from components.supply import Supply
 
 
 class AdapterBundleProvider(Provider):
-    """A bundle is its digest: it is made anew when, and only when, the digest changes. It touches no pod."""
+    """A bundle is its digest: it is made anew when, and only when, the digest changes. It touches no pod.
+
+    Where the stack has a store, the bundle is there once the resource is. A delete leaves it: other stacks and pods may
+    mean the same bytes, and `lora gc-store` knows who does.
+    """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        self._keep(props)
         return CreateResult(props["digest"], props)
 
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        self._keep(_news)
+        return UpdateResult(_news)
+
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
-        changed = _olds.get("digest") != _news.get("digest")
-        return DiffResult(changes=changed, replaces=["digest"] if changed else [], delete_before_replace=False)
+        replaces = ["digest"] if _olds.get("digest") != _news.get("digest") else []
+        moved = _olds.get("store") != _news.get("store")
+        return DiffResult(changes=bool(replaces) or moved, replaces=replaces, delete_before_replace=False)
+
+    def _keep(self, props: Mapping[str, Any]) -> None:
+        if props.get("store"):
+            wanted = {props["model"]: props["digest"]}
+            Supply(wanted, self.settings()).keep({props["digest"]: int(props["size"])})
 
 
 class AdapterBundle(Resource, module="lora-pods", name="AdapterBundle"):
@@ -46,14 +56,19 @@ class AdapterBundle(Resource, module="lora-pods", name="AdapterBundle"):
 
     digest: pulumi.Output[str]
 
-    def __init__(self, name: str, facts: BundleFacts, opts: pulumi.ResourceOptions) -> None:
+    def __init__(self, name: str, facts: BundleFacts, store: StoreUrl | None, opts: pulumi.ResourceOptions) -> None:
         # No path of this machine: the same bytes under another name elsewhere are no change.
-        props = {"digest": facts.digest, "size": facts.size, "rank": facts.rank}
+        props: dict[str, Any] = {"digest": facts.digest, "size": facts.size, "rank": facts.rank}
+        if store:
+            props |= {"model": name, "store": store.place}
         super().__init__(AdapterBundleProvider(), name, props, opts)
 
 
 class BundleUploadProvider(Provider):
-    """Sends a pod what it lacks: it is asked once, and only what it names is read here, let alone sent."""
+    """Gets a pod what it lacks: it is asked once, and only what it names is read here, let alone sent.
+
+    It is sent over SSH, or fetched by the pod where the stack has a store.
+    """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         asyncio.run(_send(props, self.settings()))
@@ -100,11 +115,15 @@ class PlacedBundles(pulumi.ComponentResource):
         stack: str,
         pod: GpuPod,
         bundles: Mapping[str, BundleFacts],
+        kept: Sequence[pulumi.Resource],
         opts: pulumi.ResourceOptions,
     ) -> None:
+        """`kept` are the bundles' own resources where they must be in the store before the pod fetches them."""
         super().__init__("lora-pods:index:PlacedBundles", base, {}, opts)
         machine = pod.machine
-        upload = BundleUpload(f"{base}-upload", engine, machine, bundles, pod.options(self, after=(pod.prepared,)))
+        upload = BundleUpload(
+            f"{base}-upload", engine, machine, bundles, pod.options(self, after=(pod.prepared, *kept))
+        )
         self.placed = pod_command(
             f"{base}-place",
             machine.connection,
@@ -138,52 +157,16 @@ async def _send(props: Mapping[str, Any], settings: Settings) -> None:
         missing: dict[str, int] = answer["missing"]
         if not missing:
             return
-        sources = _sources({model: digest for model, digest in wanted.items() if digest in missing}, settings)
+        sizes = {digest: sizes[digest] for digest in missing}
+        supply = Supply({model: digest for model, digest in wanted.items() if digest in missing}, settings)
+        if settings.store:
+            # In a thread, so that the connection is kept alive meanwhile.
+            await asyncio.to_thread(supply.keep, sizes)
+            await session.call(line("fetch"), {"bundles": supply.offers(sizes)})
+            return
+        supply.demand(missing)
         head = {"bundles": [{"digest": d, "size": sizes[d], "offset": missing[d]} for d in sorted(missing)]}
         await session.stream(
             line("receive-all"),
-            chain(
-                [json.dumps(head).encode() + b"\n"],
-                *(_tail(sources[digest], digest, missing[digest]) for digest in sorted(missing)),
-            ),
-        )
-
-
-def _sources(wanted: Mapping[str, str], settings: Settings) -> dict[str, Path]:
-    """Where each digest's bytes are on this machine. `wanted` maps models to the digests that must be sent.
-
-    Raises UserError, with all of them, if some are nowhere: before anything is sent.
-    """
-    sources: dict[str, Path] = {}
-    absent: dict[str, str] = {}
-    for model in settings.models:
-        if model.id in wanted and wanted[model.id] not in sources:
-            directory, digest = settings.adapter_directory(model), wanted[model.id]
-            if why_absent(directory):
-                absent[digest] = f"{printable(model.id)} ({digest}) at {printable(model.adapter)}"
-            else:
-                sources[digest] = directory
-    nowhere = sorted(text for digest, text in absent.items() if digest not in sources)
-    if nowhere:
-        raise UserError(
-            f"the pod lacks what is not on this machine either: {listed(nowhere)}; put the adapter"
-            f"{'s' if len(nowhere) > 1 else ''} there, or run `pulumi up` once from a machine that has "
-            f"{'them' if len(nowhere) > 1 else 'it'}"
-        )
-    return sources
-
-
-def _tail(directory: Path, digest: str, offset: int) -> Iterator[memoryview]:
-    """The bundle's bytes from `offset` on; all of it is read, so that what is sent is what was promised."""
-    hashed, position = hashlib.sha256(), 0
-    for chunk in stream_bundle(bundle_members(read_adapter(directory))):
-        hashed.update(chunk)
-        view = memoryview(chunk)
-        if position + len(view) > offset:
-            yield view[max(0, offset - position) :]
-        position += len(view)
-    if f"sha256:{hashed.hexdigest()}" != digest:
-        raise UserError(
-            f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
-            "writing there? run pulumi up again when it is done"
+            chain([json.dumps(head).encode() + b"\n"], *(supply.tail(d, missing[d]) for d in sorted(missing))),
         )

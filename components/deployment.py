@@ -25,8 +25,10 @@ class Deployment(pulumi.ComponentResource):
         super().__init__("lora-pods:index:Deployment", name, {}, opts)
         child = pulumi.ResourceOptions(parent=self)
         tell(described)
-        for model, facts in sorted(described.bundles.items()):
-            AdapterBundle(model, facts, child)
+        self._bundles = {
+            model: AdapterBundle(model, facts, described.settings.store, child)
+            for model, facts in sorted(described.bundles.items())
+        }
         serving = [self._serve(pod, described, stack, child) for pod in described.settings.pods]
         self.engines = pulumi.Output.from_input(running(serving))
         # `pulumi up` runs the program twice; what will change is told once, and before it does.
@@ -39,7 +41,8 @@ class Deployment(pulumi.ComponentResource):
         settings, planned = described.settings, described.engines[pod.base]
         bundles, aliases = served_by(pod, settings, described.bundles)
         on = GpuPod(pod, settings, stack, child)
-        placed = PlacedBundles(pod.base, planned.key, stack, on, bundles, child)
+        kept = [self._bundles[model] for model in sorted(bundles)] if settings.store else []
+        placed = PlacedBundles(pod.base, planned.key, stack, on, bundles, kept, child)
         engine = VllmEngine(planned, pod, on, settings, stack, placed.placed, child)
         return Serving(pod.base, planned, {m: f.digest for m, f in bundles.items()}, aliases, on, engine)
 

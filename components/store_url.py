@@ -32,6 +32,10 @@ class StoreUrl:
         at = f" at {self.endpoint}" if self.endpoint else ""
         return "/".join(filter(None, ("s3:/", self.bucket, self.prefix))) + at
 
+    def name(self, digest: str) -> str:
+        """The bundle's object as `aws s3` and messages name it."""
+        return f"s3://{self.bucket}/{self.key(digest)}"
+
     def key(self, digest: str) -> str:
         """The object of the bundle `sha256:<hex>`."""
         return self.folder + f"{digest.removeprefix('sha256:')}.tar"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,8 @@ class Recorder(Mocks):
 def register(config: Any, stack: str = "acme") -> tuple[list[Registered], dict[str, Any]]:
     """Everything a stack file registers, sorted by type and name, and what the program exports."""
     recorder = Recorder()
+    # Pulumi's test mode wants the thread's own loop, which any `asyncio.run` before has taken away.
+    asyncio.set_event_loop(asyncio.new_event_loop())
     pulumi.runtime.set_mocks(recorder, project="lora-pods", stack=stack)
     keys = {f"lora-pods:{key}": str(value) for key, value in config.items()}
     secret = [f"lora-pods:{key}" for key in SECRETS]

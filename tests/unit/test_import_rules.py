@@ -71,9 +71,13 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.ssh",
             "components.provider",
             "components.settings",
-            "components.store",
+            "components.store_url",
+            "components.supply",
             "components.core",
         }
+    ),
+    "components.supply": frozenset(
+        {"components.settings", "components.store", "components.store_url", "components.core"}
     ),
     "components.pods": frozenset(
         {

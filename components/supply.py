@@ -1,0 +1,106 @@
+"""Where a bundle's bytes come from when something lacks them: an adapter's directory here, or the store."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.core.adapter import read_adapter
+from components.core.bundle import bundle_members, stream_bundle
+from components.core.errors import UserError, printable
+from components.core.listing import listed
+from components.core.lock import why_absent
+from components.settings import Settings
+from components.store_url import StoreUrl
+
+if TYPE_CHECKING:
+    from components.store import BundleStore
+
+
+class Supply:
+    """The bundles that were asked for, and what of them is on this machine.
+
+    `wanted` maps models to digests; a digest is here if the directory of any of its models is.
+    """
+
+    def __init__(self, wanted: Mapping[str, str], settings: Settings) -> None:
+        self._store = settings.store
+        self._here: dict[str, Path] = {}
+        self._absent: dict[str, str] = {}
+        for model in settings.models:
+            if model.id in wanted and wanted[model.id] not in self._here:
+                directory, digest = settings.adapter_directory(model), wanted[model.id]
+                if why_absent(directory):
+                    self._absent[digest] = f"{printable(model.id)} ({digest}) at {printable(model.adapter)}"
+                else:
+                    self._here[digest] = directory
+
+    def tail(self, digest: str, offset: int) -> Iterator[memoryview]:
+        """The bundle's bytes from `offset` on; all of it is read, so that what is sent is what was promised."""
+        return _tail(self._here[digest], digest, offset)
+
+    def demand(self, digests: Iterable[str]) -> None:
+        """Raises UserError, with all of them, if some are nowhere on this machine: before anything is sent."""
+        nowhere = sorted(self._absent[digest] for digest in digests if digest not in self._here)
+        if nowhere:
+            many = len(nowhere) > 1
+            raise UserError(
+                f"the pod lacks what is not on this machine either: {listed(nowhere)}; put the adapter"
+                f"{'s' if many else ''} there, or run `pulumi up` once from a machine that has "
+                f"{'them' if many else 'it'}"
+            )
+
+    def keep(self, sizes: Mapping[str, int]) -> None:
+        """See to it that the store has these bundles. Raises UserError, with all of them, for what is nowhere."""
+        assert self._store is not None, "who asks for this has a store"
+        store, nowhere = opened(self._store), []
+        for digest, size in sorted(sizes.items()):
+            if digest in self._here:
+                store.ensure(digest, size, self._whole(digest))
+            elif store.size(digest) is None:
+                nowhere.append(self._absent[digest])
+        if nowhere:
+            many = len(nowhere) > 1
+            raise UserError(
+                f"neither {self._store.place} nor this machine has {listed(sorted(nowhere))}; run `lora push` where "
+                f"{'they are' if many else 'it is'}, or put the adapter{'s' if many else ''} there"
+            )
+
+    def offers(self, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+        """What podctl's `fetch` is told of these bundles. The URLs in it are secrets."""
+        assert self._store is not None, "who asks for this has a store"
+        url, store = self._store, opened(self._store)
+        return [
+            {"digest": digest, "size": size, "url": store.presigned(digest), "name": url.name(digest)}
+            for digest, size in sorted(sizes.items())
+        ]
+
+    def _whole(self, digest: str) -> Callable[[], Iterator[memoryview]]:
+        return lambda: self.tail(digest, 0)
+
+
+@cache
+def opened(url: StoreUrl) -> BundleStore:
+    """The store at `url`, with one client for all that this process asks of it."""
+    # Here, since boto3 takes a fifth of a second to load and a preview asks no store.
+    from components.store import BundleStore
+
+    return BundleStore(url)
+
+
+def _tail(directory: Path, digest: str, offset: int) -> Iterator[memoryview]:
+    hashed, position = hashlib.sha256(), 0
+    for chunk in stream_bundle(bundle_members(read_adapter(directory))):
+        hashed.update(chunk)
+        view = memoryview(chunk)
+        if position + len(view) > offset:
+            yield view[max(0, offset - position) :]
+        position += len(view)
+    if f"sha256:{hashed.hexdigest()}" != digest:
+        raise UserError(
+            f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
+            "writing there? run pulumi up again when it is done"
+        )
