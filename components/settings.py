@@ -379,7 +379,7 @@ def secrecy_faults(config: RawConfig) -> list[str]:
     import pulumi
 
     faults = []
-    for key in ("pods", "models"):
+    for key in ("pods", "models", "store"):
         if pulumi.runtime.is_config_secret(f"{PROJECT}:{key}"):
             faults.append(
                 f"{key}: holds a `secure:` value, which would make all of it unreadable in previews; secrets have "

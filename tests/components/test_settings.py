@@ -215,3 +215,77 @@ def test_a_thousand_faults_are_told_as_a_hundred_and_how_many_more() -> None:
     lines = str(SettingsError([f"models[{n}].id: x" for n in range(1000)], ["a doubt"])).splitlines()
     assert lines[0] == "the stack has 1000 faults; nothing was touched:"
     assert (lines[1], lines[100], lines[101:]) == ("  models[0].id: x", "  models[99].id: x", ["  and 901 more"])
+
+
+EC2 = {"instanceType": "g6e.xlarge", "region": "eu-central-1", "sshCidr": "203.0.113.7/32", "volumeGiB": 200}
+EC2_POD = {"base": "org/base", "ec2": EC2, "engine": {"vllm": {"version": "0.33.0"}}}
+
+
+def test_an_ec2_pod_that_says_no_more_than_it_must() -> None:
+    ec2 = load(Config(pods=[EC2_POD], sshPrivateKey=PRIVATE_KEY)).pods[0].ec2
+    assert ec2 is not None
+    assert ec2.model_dump() == {
+        "instance_type": "g6e.xlarge",
+        "region": "eu-central-1",
+        "ssh_cidr": "203.0.113.7/32",
+        "volume_gi_b": 200,
+        "engine_cidr": None,
+        "subnet_id": None,
+        "ami": None,
+        "user": "ubuntu",
+        "spot": False,
+        "public_ip": True,
+        "profile": None,
+    }
+
+
+def test_what_an_ec2_pod_may_not_say() -> None:
+    wrong = {
+        "instanceType": "large",
+        "region": "Frankfurt",
+        "sshCidr": "203.0.113.7/24",
+        "volumeGiB": 1,
+        "subnetId": "vpc-0123456789abcdef0",
+        "ami": "ubuntu",
+        "zone": "a",
+    }
+    assert faults(pods=[{**EC2_POD, "ec2": wrong}, {**EC2_POD, "base": "b", "engine": {}}]) == [
+        "pods[0].ec2.instanceType: must be an instance type as AWS writes it, such as g6e.xlarge",
+        "pods[0].ec2.region: must be a region's name as AWS writes it, such as eu-central-1",
+        "pods[0].ec2.sshCidr: must be a network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits beyond "
+        "its prefix",
+        "pods[0].ec2.volumeGiB: Input should be greater than or equal to 8",
+        "pods[0].ec2.subnetId: must be an id as AWS writes it: subnet-0123456789abcdef0",
+        "pods[0].ec2.ami: must be an id as AWS writes it: ami-0123456789abcdef0",
+        "pods[0].ec2.zone: unknown key; known here: ami, engineCidr, instanceType, profile, publicIp, region, spot, "
+        "sshCidr, subnetId, user, volumeGiB",
+        "pods[1]: say which vLLM the instance runs: `engine: {vllm: {version: …}}` installs one, "
+        "`engine: {python: /…/bin/python}` names an interpreter that has it",
+    ]
+
+
+def test_an_ec2_pod_needs_a_key_and_no_port_that_leads_nowhere() -> None:
+    open_to = {**EC2_POD, "ec2": {**EC2, "engineCidr": "10.0.0.0/8"}}
+    with pytest.raises(SettingsError) as caught:
+        load(Config(pods=[open_to]))
+    assert list(caught.value.faults) == [
+        "pods[0].ec2: needs the key that opens it: `pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`",
+        "pods[0].ec2.engineCidr: opens a port at which nothing listens; let the engine listen there as well: "
+        "`engine: {listen: 0.0.0.0}`",
+    ]
+    listening = {**open_to, "engine": {**EC2_POD["engine"], "listen": "0.0.0.0"}}
+    assert faults(pods=[listening]) == [
+        "pods[0].engine.listen: 0.0.0.0 lets in whoever reaches the machine; set a key for clients first: "
+        "`pulumi config set --secret apiKey …`"
+    ]
+
+
+def test_a_store_and_whether_machines_are_on() -> None:
+    plain = load(Config(pods=[POD], sshPrivateKey=PRIVATE_KEY))
+    assert (plain.store, plain.running) == (None, True)
+    given = load(Config(pods=[POD], sshPrivateKey=PRIVATE_KEY, store="s3://bucket/team", running="false"))
+    assert (given.store and given.store.place, given.running) == ("s3://bucket/team", False)
+    assert faults(pods=[POD], store="bucket", running="off") == [
+        "store: must be s3://BUCKET/PREFIX, and may end with ?region=…&endpoint=…&profile=…",
+        "running: must be true or false",
+    ]
