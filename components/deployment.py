@@ -44,7 +44,9 @@ class Deployment(pulumi.ComponentResource):
         kept = [self._bundles[model] for model in sorted(bundles)] if settings.store else []
         placed = PlacedBundles(pod.base, planned.key, stack, on, bundles, kept, child)
         engine = VllmEngine(planned, pod, on, settings, stack, placed.placed, child)
-        return Serving(pod.base, planned, {m: f.digest for m, f in bundles.items()}, aliases, on, engine)
+        digests = {model: facts.digest for model, facts in bundles.items()}
+        instance_type = pod.ec2.instance_type if pod.ec2 else None
+        return Serving(pod.base, planned, digests, aliases, on, engine, instance_type)
 
     async def _summarise(self, serving: Sequence[Serving]) -> bool:
         pods = [await one.foreseen() for one in serving]

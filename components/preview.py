@@ -31,6 +31,8 @@ class Foreseen:
     prepared: bool
     activated: bool
     secrets_revision: int | None
+    machine: str = ""
+    """What the machine is, where the stack file chooses it and not only names it."""
 
 
 def summary(running: Mapping[str, Any] | None, pods: Sequence[Foreseen]) -> list[str]:
@@ -50,7 +52,7 @@ def cut(lines: Sequence[str], shown: int = SHOWN_CHANGES) -> list[str]:
 
 
 def _pod(old: Mapping[str, Any] | None, pod: Foreseen) -> Iterator[str]:
-    head = f"{printable(pod.base)}: {_counted(len(pod.models))}"
+    head = f"{_named(pod)}: {_counted(len(pod.models))}"
     if pod.activated:
         yield f"{head}, nothing changes"
         return
@@ -119,6 +121,10 @@ def _flags(flags: Sequence[PlannedFlag], before: Mapping[str, Any] | None) -> It
         yield f"  --{flag.name} {flag.value}{was}: {printable(flag.reason)}"
     for name in sorted((before or {}).keys() - {flag.name for flag in flags}):
         yield f"  --{printable(name)} (was {printable((before or {})[name])}): no longer given, as there is no adapter"
+
+
+def _named(pod: Foreseen) -> str:
+    return f"{printable(pod.base)} ({printable(pod.machine)})" if pod.machine else printable(pod.base)
 
 
 def _counted(count: int) -> str:

@@ -30,6 +30,8 @@ class Serving:
     aliases: Sequence[str]
     on: GpuPod
     engine: VllmEngine
+    instance_type: str | None = None
+    """Of a pod on EC2."""
 
     async def record(self) -> dict[str, Any] | None:
         """What `engines` says of it once it runs; None as long as it does not, or not with what is planned."""
@@ -59,6 +61,7 @@ class Serving:
             prepared=await self.on.prepared.stdout.is_known(),
             activated=await self.engine.activated.is_known(),
             secrets_revision=secrets["revision"] if secrets else None,
+            machine=_described(self.instance_type),
         )
 
 
@@ -94,6 +97,14 @@ async def last_outputs() -> Mapping[str, Any] | None:
         pulumi.log.debug(f"the outputs of {stack} cannot be read: {error}")
         return None
     return engines if isinstance(engines, Mapping) else {}
+
+
+def _described(instance_type: str | None) -> str:
+    if instance_type is None:
+        return ""
+    from components.core.ec2_gpus import described
+
+    return described(instance_type)
 
 
 def _sha256(text: str) -> str:

@@ -113,14 +113,14 @@ class Greeting:
     answer: Mapping[str, Any]
 
 
-async def greet(address: Address, private_key: str, question: str) -> Greeting:
+async def greet(address: Address, private_key: str, question: str, patience: float | None = None) -> Greeting:
     """Log in, seeing the pinned host key. It vouches for the one of another kind that a Go client is shown.
 
-    `question` is a shell line that prints a JSON object.
+    `question` is a shell line that prints a JSON object; `patience` is `open_session`'s.
 
     Raises UserError where the pod cannot be reached, shows another key, refuses ours, or has a key nothing vouches for.
     """
-    async with open_session(address, private_key) as session:
+    async with open_session(address, private_key, patience) as session:
         machine_id = (await session.run("cat /etc/machine-id")).strip()
         listed = await session.run("cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null")
         answered = (await session.run(question)).strip()
@@ -157,20 +157,23 @@ def printable_lines(text: bytes) -> str:
 
 
 @asynccontextmanager
-async def open_session(address: Address, private_key: str) -> AsyncIterator[PodSession]:
-    """Connect, trying again for a minute while nothing answers. Raises UserError, told apart by cause."""
+async def open_session(address: Address, private_key: str, patience: float | None = None) -> AsyncIterator[PodSession]:
+    """Connect, trying again for `patience` seconds (a minute, if not given) while nothing answers.
+
+    Raises UserError, told apart by cause.
+    """
     try:
         key = asyncssh.import_private_key(private_key)
     except (asyncssh.KeyImportError, ValueError):
         raise UserError("lora-pods:sshPrivateKey is damaged: it has the form of a key, and is none") from None
-    connection = await _connect(address, [key])
+    connection = await _connect(address, [key], CONNECT_SECONDS if patience is None else patience)
     async with connection:
         yield PodSession(connection, address)
 
 
-async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey]) -> asyncssh.SSHClientConnection:
+async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: float) -> asyncssh.SSHClientConnection:
     pinned = asyncssh.import_public_key(address.host_key)
-    give_up = asyncio.get_running_loop().time() + CONNECT_SECONDS
+    give_up = asyncio.get_running_loop().time() + patience
     while True:
         try:
             return await asyncssh.connect(
@@ -202,7 +205,7 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey]) -> asyncss
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)
                 raise UserError(
-                    f"{address} cannot be reached for {CONNECT_SECONDS} s ({known or 'no answer'}): is the machine up, "
+                    f"{address} cannot be reached for {patience:g} s ({known or 'no answer'}): is the machine up, "
                     "and its SSH port open to this one?"
                 ) from None
             await asyncio.sleep(PAUSE_SECONDS)

@@ -8,6 +8,8 @@ import pulumi
 
 from components.remote import Connection
 
+PATIENCE = 60
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -17,9 +19,12 @@ class Machine:
     that everything is made so, and proven, again.
     `endpoint` is the engine's OpenAI URL as this laptop reaches it; where the engine listens on the pod's loopback
     only, as the pod does. `resource` is set where the machine itself is one of ours, and all on it goes with it.
+    `ready` is what has to be there before it can be reached, and `patience` how many seconds it is given to answer.
     """
 
     connection: Connection
     identity: pulumi.Input[str]
     endpoint: pulumi.Output[str]
     resource: pulumi.Resource | None = None
+    ready: tuple[pulumi.Resource, ...] = ()
+    patience: int = PATIENCE

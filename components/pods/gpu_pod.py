@@ -26,11 +26,17 @@ class GpuPod(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         if pod.sandbox:
             self.machine = sandbox.machine(pod.sandbox, pod, settings, stack, child)
+        elif pod.ec2:
+            # Here, since pulumi-aws is installed only where a stack uses it.
+            from components.pods import ec2
+
+            self.machine = ec2.machine(pod.ec2, pod, settings, stack, child)
         else:
             assert pod.host is not None, "settings.Pod has exactly one kind"
             self.machine = host.machine(pod.host, pod, settings)
-        key, described = engine_key(stack, pod.base), self.machine.connection.described()
-        reached = ReachedPod(f"{pod.base}-reach", key, described, self.options(parent=self))
+        key = engine_key(stack, pod.base)
+        after = self.options(parent=self, after=self.machine.ready)
+        reached = ReachedPod(f"{pod.base}-reach", key, self.machine, after)
         connection = replace(self.machine.connection, plugin_host_key=reached.plugin_host_key)
         identity = pulumi.Output.format("{0} {1}", self.machine.identity, reached.machine)
         self.machine = replace(self.machine, connection=connection, identity=identity)

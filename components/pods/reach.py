@@ -15,6 +15,7 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from components.core.errors import UserError
+from components.pods.contract import PATIENCE, Machine
 from components.pods.credentials import private_key_text
 from components.provider import Provider
 from components.remote import podctl_line
@@ -40,7 +41,7 @@ class ReachedPodProvider(Provider):
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
         try:
-            greeting = self._greeting(props)
+            greeting = self._greeting({**props, "patience": PATIENCE})
         except UserError:
             # Not to be reached just now: that says nothing of what is on it.
             return ReadResult(id_, props)
@@ -60,7 +61,8 @@ class ReachedPodProvider(Provider):
         described = props["connection"]
         key = private_key_text(described["credential"], self.settings())
         question = podctl_line(described["user"], "intact", ["--engine", props["engine"]])
-        return asyncio.run(greet(Address.of(described), key, question))
+        patience = float(props.get("patience", PATIENCE))
+        return asyncio.run(greet(Address.of(described), key, question, patience))
 
 
 class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
@@ -74,8 +76,14 @@ class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
     machine: pulumi.Output[str]
     plugin_host_key: pulumi.Output[str]
 
-    def __init__(
-        self, name: str, engine: str, connection: Mapping[str, pulumi.Input[Any]], opts: pulumi.ResourceOptions
-    ) -> None:
-        props = {"engine": engine, "connection": connection, "machine": None, "plugin_host_key": None}
+    def __init__(self, name: str, engine: str, machine: Machine, opts: pulumi.ResourceOptions) -> None:
+        props: dict[str, Any] = {
+            "engine": engine,
+            "connection": machine.connection.described(),
+            "machine": None,
+            "plugin_host_key": None,
+        }
+        # What is as usual is left out, so that it is no difference from what earlier releases recorded.
+        if machine.patience != PATIENCE:
+            props["patience"] = machine.patience
         super().__init__(ReachedPodProvider(), name, props, opts)

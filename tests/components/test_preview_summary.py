@@ -142,6 +142,11 @@ def test_a_base_alone() -> None:
     ]
 
 
+def test_a_machine_that_the_stack_file_chooses_is_described() -> None:
+    planned = pod(activated=True, machine="g6e.xlarge: 1 × NVIDIA L40S, 44.7 GiB")
+    assert said(engine(), planned) == ["org/base (g6e.xlarge: 1 × NVIDIA L40S, 44.7 GiB): 2 adapters, nothing changes"]
+
+
 def test_a_hundred_changes_are_cut() -> None:
     names = [f"acme-v{n:03}" for n in range(100)]
     lines = said(engine(models=dict.fromkeys(names, A)), pod(models=dict.fromkeys(names, B), unit_sha256="other"))

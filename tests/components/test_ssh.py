@@ -11,7 +11,7 @@ import pytest
 
 from components import ssh
 from components.core.errors import UserError
-from components.ssh import Address, open_session
+from components.ssh import Address, greet, open_session
 
 Handler = Callable[["asyncssh.SSHServerProcess[bytes]"], object]
 CLIENT, SERVER, STRANGER = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(3))
@@ -112,6 +112,18 @@ def test_nothing_listening_is_tried_again_until_the_time_is_over(monkeypatch: py
         with pytest.raises(UserError, match=r"root@127.0.0.1:\d+ cannot be reached for 0.2 s \(Connection refused\)"):
             async with open_session(address, text(CLIENT)):
                 pass
+
+    asyncio.run(run())
+
+
+def test_a_caller_says_how_long_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.05)
+
+    async def run() -> None:
+        async with server(swallow) as address:
+            pass
+        with pytest.raises(UserError, match=r"root@127.0.0.1:\d+ cannot be reached for 0.1 s \(Connection refused\)"):
+            await greet(address, text(CLIENT), "true", patience=0.1)
 
     asyncio.run(run())
 
