@@ -33,8 +33,8 @@ def test_it_loads(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     short = {key.removeprefix("lora-pods:"): value for key, value in config.items()}
-    settings = load(Config(short, sshPrivateKey=PRIVATE_KEY))
-    assert [pod.base for pod in settings.pods] == ["Qwen/Qwen2.5-7B-Instruct", "/models/smollm2"]
+    settings = load(Config(short, sshPrivateKey=PRIVATE_KEY, apiKey="key"))
+    assert [(pod.host or pod.ec2 or pod.sandbox).__class__.__name__ for pod in settings.pods] == ["Host", "Ec2", "Sandbox"]
     assert settings.directory == ROOT / "stacks"
 
 
