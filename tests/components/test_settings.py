@@ -218,7 +218,7 @@ def test_a_thousand_faults_are_told_as_a_hundred_and_how_many_more() -> None:
 
 
 EC2 = {"instanceType": "g6e.xlarge", "region": "eu-central-1", "sshCidr": "203.0.113.7/32", "volumeGiB": 200}
-EC2_POD = {"base": "org/base", "ec2": EC2, "engine": {"vllm": {"version": "0.33.0"}}}
+EC2_POD: dict[str, Any] = {"base": "org/base", "ec2": EC2, "engine": {"vllm": {"version": "0.33.0"}}}
 
 
 def test_an_ec2_pod_that_says_no_more_than_it_must() -> None:
@@ -252,8 +252,8 @@ def test_what_an_ec2_pod_may_not_say() -> None:
     assert faults(pods=[{**EC2_POD, "ec2": wrong}, {**EC2_POD, "base": "b", "engine": {}}]) == [
         "pods[0].ec2.instanceType: must be an instance type as AWS writes it, such as g6e.xlarge",
         "pods[0].ec2.region: must be a region's name as AWS writes it, such as eu-central-1",
-        "pods[0].ec2.sshCidr: must be a network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits beyond "
-        "its prefix",
+        "pods[0].ec2.sshCidr: must be a network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits "
+        "beyond its prefix",
         "pods[0].ec2.volumeGiB: Input should be greater than or equal to 8",
         "pods[0].ec2.subnetId: must be an id as AWS writes it: subnet-0123456789abcdef0",
         "pods[0].ec2.ami: must be an id as AWS writes it: ami-0123456789abcdef0",

@@ -72,11 +72,11 @@ def pod(tmp_path: Path) -> Pod:
 
 @pytest.fixture
 def upload(pod: Pod, facts: dict[str, BundleFacts]) -> Callable[..., None]:
-    """Runs the provider's create for these models, against a server on a port of its own."""
+    """Runs the provider's create for these models, with more of a stack file, against a server on a port of its own."""
     provider = BundleUploadProvider()
 
-    def run(models: dict[str, str]) -> None:
-        asyncio.run(serve(lambda port: asyncio.to_thread(create, models, port)))
+    def run(models: dict[str, str], **config: Any) -> None:
+        asyncio.run(serve(lambda port: asyncio.to_thread(create, models, port, config)))
 
     async def serve(use: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         allowed = asyncssh.import_authorized_keys(public(CLIENT))
@@ -91,12 +91,13 @@ def upload(pod: Pod, facts: dict[str, BundleFacts]) -> Callable[..., None]:
         async with listener:
             await use(listener.get_port())
 
-    def create(models: dict[str, str], port: int) -> None:
+    def create(models: dict[str, str], port: int, config: dict[str, Any]) -> None:
         host = {"address": "127.0.0.1", "port": port, "hostKey": public(SERVER)}
         provider._config = Config(
             pods=[{"base": "org/base", "host": host, "engine": ENGINE}],
             models=[{"id": m, "base": "org/base", "adapter": f"../adapters/{name}"} for m, name in models.items()],
             sshPrivateKey=text(CLIENT),
+            **config,
         )
         wanted = {model: facts[name] for model, name in models.items()}
         provider.create(

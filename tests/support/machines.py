@@ -106,6 +106,14 @@ class Machine:
     def argv(self, pid: int) -> list[str]:
         return self.read(f"/proc/{pid}/cmdline").split("\0")[:-1]
 
+    def gateway(self) -> str:
+        """The address at which the machine reaches this one: of the bridge that both are on."""
+        for line in self.read("/proc/net/route").splitlines()[1:]:
+            _, destination, gateway, *_ = line.split()
+            if destination == "00000000":
+                return ".".join(str(byte) for byte in bytes.fromhex(gateway)[::-1])
+        raise AssertionError(f"{self.name} has no default route")
+
     def kill(self) -> None:
         """As if the machine had been switched off."""
         call("kill", "--signal=KILL", self.name, check=False)

@@ -92,13 +92,20 @@ class Stack:
     def file(self) -> Path:
         return self.checkout.root / "stacks" / f"Pulumi.{self.name}.yaml"
 
-    def configure(self, pods: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]], **secrets: str) -> None:
-        """Write the stack file; a secret given once is kept until it is given again."""
+    def configure(
+        self,
+        pods: Sequence[Mapping[str, Any]],
+        models: Sequence[Mapping[str, Any]],
+        more: Mapping[str, Any] | None = None,
+        **secrets: str,
+    ) -> None:
+        """Write the stack file; what `more` says, and a secret given once, is kept until it is given again."""
         text = yaml.safe_load(self.file.read_text(encoding="utf-8")) if self.file.exists() else None
         declared: dict[str, Any] = text or {}
         config = declared.setdefault("config", {})
         config["lora-pods:pods"] = list(pods)
         config["lora-pods:models"] = list(models)
+        config.update({f"lora-pods:{key}": value for key, value in (more or {}).items()})
         self.file.write_text(yaml.safe_dump(declared, sort_keys=False, allow_unicode=True), encoding="utf-8")
         for key, value in secrets.items():
             self.pulumi("config", "set", "--secret", key, "--stack", self.name, stdin=value)

@@ -67,8 +67,8 @@ FORM = "must be s3://BUCKET/PREFIX, and may end with ?region=…&endpoint=…&pr
         ("s3://bucket?endpoint=https://minio/path", "its endpoint must end after the host and the port"),
         (
             "s3://bucket?endpoint=https://key:CANARY@minio",
-            "its endpoint holds credentials, for everyone to read; take them out, consider them known, and give the new "
-            "ones to boto3 (environment or ~/.aws/credentials)",
+            "its endpoint holds credentials, for everyone to read; take them out, consider them known, and give the "
+            "new ones to boto3 (environment or ~/.aws/credentials)",
         ),
     ],
 )
