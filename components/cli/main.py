@@ -16,8 +16,10 @@ from components.core.errors import UserError, os_reason, printable
 
 COMMANDS = {
     "check": ("components.cli.check", "check adapters: what vLLM would refuse, or silently get wrong"),
+    "gc-store": ("components.cli.gc_store", "list, or remove, what a store holds and nothing refers to"),
     "lock": ("components.cli.lock", "write what the adapters of a stack are to its lock file"),
     "new-stack": ("components.cli.new_stack", "make the stack file of another client"),
+    "push": ("components.cli.push", "send the adapters of a stack to its store"),
 }
 INTERRUPTED, NOBODY_READS = 130, 141
 

@@ -38,7 +38,20 @@ def test_it_lists_its_commands() -> None:
     assert all(command in told for command in lora.COMMANDS)
 
 
-@pytest.mark.parametrize("words", [[], ["nonsense"], ["check"], ["check", "--nonsense", "x"], ["new-stack"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nonsense"],
+        ["check"],
+        ["check", "--nonsense", "x"],
+        ["new-stack"],
+        ["push"],
+        ["gc-store"],
+        ["gc-store", "--store", "http://bucket"],
+        ["gc-store", "--store", "s3://bucket", "--older-than", "soon"],
+    ],
+)
 def test_a_wrong_command_line_is_told_without_a_traceback(words: list[str]) -> None:
     done = run(*words)
     assert (done.returncode, done.stdout) == (2, "")
