@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are left alone."
     )
     parser.epilog = (
-        "The age protects what another checkout pushed and did not commit or deploy yet: let it be longer than a branch "
-        "lives. It counts from the first time: pushed again, a bundle that is there does not become younger. What older "
-        "commits and other checkouts name is protected by --keep alone."
+        "The age protects what another checkout pushed and did not commit or deploy yet: let it be longer than a "
+        "branch lives. It counts from the first time: a bundle that is there does not become younger when it is pushed "
+        "again. What older commits and other checkouts name is protected by --keep alone."
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("-s", "--stack", help="the store of this stack: of stacks/Pulumi.STACK.yaml")
