@@ -95,7 +95,7 @@ def s3_service(address: str = "127.0.0.1") -> Iterator[S3]:
 
     server = make_server(address, 0, app, threaded=True, request_handler=_Quiet)
     service.endpoint = f"http://{address}:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         service._backend.create_bucket(BUCKET, "us-east-1")
