@@ -7,6 +7,8 @@ Every verb means "make it so": running it again finds nothing to do. One JSON li
 stderr; a failure is one plain sentence on stderr (detail lines may follow) and exit 1, bad usage is exit 2.
 Verbs that take a document read one JSON object from stdin. The first run comes in the document itself, which is
 piped to the line in `boot.py`: that calls this text with the document as the global DOCUMENT.
+A bundle comes over stdin (`receive`, `receive-all`) or from a store (`fetch`, by a URL that is a secret), with either
+into the same files, so that one goes on where the other was cut.
 
     ROOT/bin/podctl-<12 hex>.py              this program
     ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`
@@ -35,6 +37,7 @@ import re
 import stat
 import struct
 import sys
+import threading
 import time
 from typing import (
     Any,
@@ -62,6 +65,12 @@ PIECE = 1024 * 1024  # bytes read, hashed and written at a time
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
 LOCK_SECONDS = 600.0
 LOADING_SPARE_SECONDS = 300.0  # for what an activation does besides waiting for its engine
+FETCHES = 4  # bundles that come from a store at the same time
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before a store is asked again
+CONNECT_SECONDS = 20.0
+STALL_SECONDS = 60.0  # a store that sends less than SLOWEST bytes in these is not waited for
+SLOWEST = 64 * 1024
+BUSY = (408, 429, 500, 502, 503, 504)  # what a store may answer now and not a moment later
 STALE_SECONDS = 7 * 86400.0  # an abandoned upload is kept this long for resuming
 POLL_SECONDS = 0.5
 SAY_SECONDS = 10.0  # between two lines of progress
@@ -654,8 +663,7 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
     store.make_staging()
     part = store.staged(hexdigest, ".tar.part")
     with hold(store.staged(hexdigest, ".lock"), "receive"):
-        staged = store.staged_bytes(hexdigest)
-        if store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged)):
+        if is_here(store, hexdigest, size):
             drain(stream, 0 if size is None else size - offset)
             return 0
         with open(part, "r+b" if offset else "wb", buffering=0) as file:
@@ -671,15 +679,29 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
                 "the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
                 % (offset + count, size, hexdigest)
             )
-        if digest.hexdigest() != hexdigest:
-            unlink(part)
+        if not adopted(store, hexdigest, digest):
             raise Refusal(
                 "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
                 % (offset + count, hexdigest, digest.hexdigest())
             )
-        os.rename(part, store.staged(hexdigest))
-        fsync_dir(store.path("staging"))
         return count
+
+
+def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
+    """Whether a bundle is unpacked, or has arrived whole."""
+    staged = store.staged_bytes(hexdigest)
+    return store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged))
+
+
+def adopted(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
+    """Makes a part that has all its bytes the staged bundle; one of another digest is thrown away. -> which it was"""
+    part = store.staged(hexdigest, ".tar.part")
+    if digest.hexdigest() != hexdigest:
+        unlink(part)
+        return False
+    os.rename(part, store.staged(hexdigest))
+    fsync_dir(store.path("staging"))
+    return True
 
 
 def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[int]) -> int:
@@ -924,6 +946,491 @@ def hash_blob(blob: str) -> str:
             digest.update(b"\0" * (padded(size) - size))
     digest.update(b"\0" * (2 * BLOCK))
     return digest.hexdigest()
+
+
+# --- bundles from a store -------------------------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """A bundle in a store. Its URL opens the object to whoever has it; `name` is what it is called."""
+
+    hexdigest: str
+    size: int
+    name: str
+    url: Any
+
+    @classmethod
+    def of(cls, document: Document) -> "Wanted":
+        from urllib.parse import urlsplit
+
+        hexdigest, size = hex_of(field(document, "digest", str)), field(document, "size", int)
+        name, text = field(document, "name", str), field(document, "url", str)
+        if size <= 0:
+            raise Refusal("the document's size of %s must be a number of bytes" % name)
+        try:
+            url = urlsplit(text)
+            sound = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:
+            sound = False
+        # http.client puts a URL with other characters into the text of its error.
+        if not sound or "@" in url.netloc or not re.fullmatch(r"[!-~]+", text):
+            raise Refusal("the document's url of %s is not an http or https URL" % name)
+        return cls(hexdigest, size, name, url)
+
+    @property
+    def host(self) -> str:
+        return str(self.url.netloc)
+
+
+class Unfetched(Exception):
+    """Why a bundle does not come: what is said of it, or (`of_all`) a sentence that holds for all others too."""
+
+    def __init__(self, why: str, of_all: bool = False) -> None:
+        super().__init__(why)
+        self.of_all = of_all
+
+
+class Cut(Exception):
+    """What may go better the next time, and what to do when it never does."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(what)
+        self.advice = advice
+
+
+class Interrupted(Exception):
+    """Nobody waits for the bundles any more."""
+
+
+class Part:
+    """What is here of a bundle on its way: how many bytes, and their hash so far."""
+
+    def __init__(self, file: Any, size: int) -> None:
+        self.file = file
+        kept = os.fstat(file.fileno()).st_size
+        self.begin(kept if kept <= size else 0)
+
+    def begin(self, at: int) -> None:
+        self.file.truncate(at)
+        self.digest = hashlib.sha256()
+        hash_file(self.file.fileno(), self.digest, at)
+
+    @property
+    def at(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+
+class Line:
+    """One worker's connection, which the watcher can end: a timeout of a socket's is for each read alone, and one byte
+    now and then would never end."""
+
+    def __init__(self) -> None:
+        self.sock: Any = None
+        self.due = math.inf
+        self.taken = 0
+
+    def moves(self) -> None:
+        self.due = time.monotonic() + STALL_SECONDS
+
+    def end(self) -> None:
+        import socket
+
+        sock = self.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                # Not the method of an SSLSocket, which takes from under the reader what it reads with.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class Body:
+    """The bytes of an answer, read as they come: what is there when a connection is cut is kept."""
+
+    def __init__(self, response: Any, host: str, line: Line) -> None:
+        self.response, self.host, self.line = response, host, line
+        self.unmarked = 0
+
+    def readinto(self, view: memoryview) -> int:
+        with network_faults(self.host, self.line):
+            count = int(self.response.readinto1(view))
+        self.line.taken += count
+        self.unmarked += count
+        if self.unmarked >= SLOWEST:
+            self.line.moves()
+            self.unmarked = 0
+        return count
+
+
+@contextlib.contextmanager
+def network_faults(host: str, line: Line) -> Iterator[None]:
+    """Makes a cut of what the network does to a connection that stands."""
+    import http.client
+    import socket
+
+    try:
+        yield
+    except socket.timeout:
+        raise stalled(host) from None
+    except (OSError, http.client.IncompleteRead):
+        raise ended(host, line) from None
+    except http.client.HTTPException:
+        raise Cut("%s answers something other than HTTP" % host, IS_IT_S3) from None
+
+
+IS_IT_S3 = "is it the S3 service that lora-pods:store names?"
+GO_ON = "run pulumi up again, it goes on from there"
+
+
+def stalled(host: str) -> Cut:
+    return Cut("%s sends nothing, or next to nothing, for %d seconds" % (host, STALL_SECONDS), GO_ON)
+
+
+def ended(host: str, line: Line) -> Cut:
+    if time.monotonic() >= line.due:
+        return stalled(host)  # the watcher cut it
+    return Cut("the connection to %s was cut" % host, GO_ON)
+
+
+class Fetches:
+    """Bundles on their way from a store, several at a time, each on a thread of its own; the caller's watches them."""
+
+    def __init__(self, store: Store, wanted: Sequence[Wanted]) -> None:
+        import ssl
+
+        self.store = store
+        self.wanted = wanted
+        self.left = list(reversed(wanted))
+        self.fetched: Dict[str, int] = {}
+        self.faults: Dict[str, List[str]] = {}  # what is said -> of which objects; of none where it holds for all
+        self.error: Optional[BaseException] = None
+        self.interrupted = threading.Event()
+        self.trusted = ssl.create_default_context()  # the system's authorities
+
+    def run(self) -> Dict[str, int]:
+        """-> the bytes that came of each. What came is kept, also where others did not: those are told together."""
+        lines = [Line() for _ in self.wanted[:FETCHES]]
+        workers = [threading.Thread(target=self.work, args=(line,), daemon=True) for line in lines]
+        for worker in workers:
+            worker.start()
+        self.watch(workers, lines)
+        if self.error is not None:
+            raise self.error
+        if self.interrupted.is_set():
+            raise Refusal("the run that wanted the bundles was interrupted: what arrived of them is kept")
+        if self.faults:
+            faults = sorted(self.sentences())
+            if len(faults) == 1:
+                raise Refusal(faults[0])
+            raise Refusal("not every bundle could be fetched:", ["- " + fault for fault in faults])
+        return self.fetched
+
+    def watch(self, workers: Sequence[threading.Thread], lines: Sequence[Line]) -> None:
+        due = time.monotonic() + SAY_SECONDS
+        over = math.inf
+        now = time.monotonic()
+        while now < over:
+            at_work = [worker for worker in workers if worker.is_alive()]
+            if not at_work:
+                return
+            at_work[0].join(POLL_SECONDS)
+            now = time.monotonic()
+            if not self.interrupted.is_set() and deserted():
+                self.interrupted.set()
+                over = now + CONNECT_SECONDS  # who waits for a lock, or for a name's address, cannot be woken
+            for line in lines:
+                if now >= line.due or self.interrupted.is_set():
+                    line.end()
+            if now > due:
+                taken = sum(line.taken for line in lines)
+                say("%d of %d bundles are here, %s came" % (len(self.fetched), len(self.wanted), human(taken)))
+                due = now + SAY_SECONDS
+
+    def sentences(self) -> Iterator[str]:
+        for why, names in self.faults.items():
+            more = " and %d more" % (len(names) - 3) if len(names) > 3 else ""
+            yield "%s%s: %s" % (", ".join(sorted(names)[:3]), more, why) if names else why
+
+    def work(self, line: Line) -> None:
+        while not self.interrupted.is_set():
+            try:
+                wanted = self.left.pop()
+            except IndexError:
+                return
+            before = line.taken
+            try:
+                if self.fetch(wanted, line):
+                    say("sha256:%s is here (%s)" % (wanted.hexdigest, human(wanted.size)))
+                self.fetched["sha256:" + wanted.hexdigest] = line.taken - before
+            except Interrupted:
+                return
+            except Unfetched as fault:
+                names = self.faults.setdefault(str(fault), [])
+                if fault.of_all:
+                    self.left.clear()
+                else:
+                    names.append(wanted.name)
+            except Refusal as refusal:  # of the lock
+                self.faults.setdefault(str(refusal), [])
+            except BaseException as error:
+                self.left.clear()
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    full = "the disk of %s is full: make room there, or use a larger disk, and %s"
+                    self.faults.setdefault(full % (self.store.root, GO_ON), [])
+                else:
+                    self.error = error
+
+    def fetch(self, wanted: Wanted, line: Line) -> bool:
+        """Takes one bundle into the files that `receive` takes it into. -> False if it was here already."""
+        hexdigest = wanted.hexdigest
+        with hold(self.store.staged(hexdigest, ".lock"), "fetch"):
+            if is_here(self.store, hexdigest, wanted.size):
+                return False
+            while True:
+                with open(self.store.staged(hexdigest, ".tar.part"), "a+b", buffering=0) as file:
+                    part = Part(file, wanted.size)
+                    kept = part.at
+                    self.complete(part, wanted, line)
+                    os.fsync(file.fileno())
+                if adopted(self.store, hexdigest, part.digest):
+                    return True
+                if not kept:
+                    raise Unfetched(
+                        "its bytes are not those that its name says (they have the digest sha256:%s) and are thrown "
+                        "away: remove the object, then run `lora push`" % part.digest.hexdigest()
+                    )
+                # What an earlier run left may be what was wrong: the object is judged by its own bytes.
+
+    def complete(self, part: Part, wanted: Wanted, line: Line) -> None:
+        """Takes what is not here yet, with more tries after what may pass. Tries that bring much do not count."""
+        failures, farthest, whole = 0, part.at, False
+        while part.at < wanted.size:
+            try:
+                self.ask(part, wanted, line, 0 if whole else part.at)
+            except Cut as cut:
+                if self.interrupted.is_set():
+                    raise Interrupted from None
+                whole = whole or isinstance(cut, OtherRange)
+                if part.at >= farthest + PIECE:
+                    failures, farthest = 0, part.at
+                if failures == len(PAUSES):
+                    raise Unfetched("%s: %s" % (cut, cut.advice), of_all=True) from None
+                say("%s: trying again in %d s" % (cut, PAUSES[failures]))
+                if self.interrupted.wait(PAUSES[failures]):
+                    raise Interrupted from None
+                failures += 1
+            finally:
+                line.sock, line.due = None, math.inf
+
+    def ask(self, part: Part, wanted: Wanted, line: Line, offset: int) -> None:
+        """Asks for the bytes after `offset`, once, and takes what comes, never more than the bundle has."""
+        connection = self.connected(wanted)
+        try:
+            line.sock = connection.sock
+            line.sock.settimeout(STALL_SECONDS)
+            line.moves()
+            url = wanted.url
+            headers = {"Connection": "close", **({"Range": "bytes=%d-" % offset} if offset else {})}
+            with network_faults(wanted.host, line):
+                connection.request("GET", (url.path or "/") + ("?" + url.query if url.query else ""), headers=headers)
+                response = connection.getresponse()
+            line.moves()
+            check_answer(response, wanted, offset)
+            if response.status == 200 and part.at:
+                part.begin(0)  # it was not asked for less, or gives no less
+            body = Body(response, wanted.host, line)
+            pump(body, part.file, part.digest, wanted.size - part.at)  # type: ignore[arg-type]
+            if part.at < wanted.size:
+                raise ended(wanted.host, line)
+            more = 0
+            with contextlib.suppress(Cut):
+                more = body.readinto(memoryview(bytearray(1)))
+            if more:
+                part.begin(0)
+                raise altered(wanted, "more than %d" % wanted.size)
+        finally:
+            connection.close()
+
+    def connected(self, wanted: Wanted) -> Any:
+        """A connection to the store.
+
+        HTTPS goes through the environment's proxy, as the downloads of `prepare` do: it sees the host alone. HTTP,
+        which is for stores on a network of their own, does not: its proxy would read the URL.
+        """
+        import http.client
+        import socket
+        import ssl
+
+        url, host = wanted.url, wanted.host
+        proxy = https_proxy(host) if url.scheme == "https" else None
+        target, port, to = url.hostname, url.port, host
+        if proxy is not None:
+            target, port = proxy.hostname, proxy.port or 80
+            to = "%s through the proxy %s:%d" % (host, target, port)
+        connection: http.client.HTTPConnection
+        if url.scheme == "https":
+            connection = http.client.HTTPSConnection(target, port, timeout=CONNECT_SECONDS, context=self.trusted)
+            if proxy is not None:
+                connection.set_tunnel(url.hostname, url.port or 443, proxy_headers(proxy))
+        else:
+            connection = http.client.HTTPConnection(target, port, timeout=CONNECT_SECONDS)
+        access = (
+            "it needs %s access to the store; open that (security group, firewall, proxy), or correct the endpoint in "
+            "lora-pods:store" % url.scheme.upper()
+        )
+        try:
+            connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise Unfetched(
+                "this pod does not trust the certificate of %s (%s): install the system's CA certificates there "
+                "(package ca-certificates), add to them the authority of a store of your own, and check the pod's clock"
+                % (host, error.verify_message),
+                of_all=True,
+            ) from None
+        except socket.gaierror as error:
+            what = "this pod cannot find the address of %s (%s)" % (target, error.strerror)
+            if error.errno == socket.EAI_AGAIN:
+                raise Cut(what, access) from None
+            raise Unfetched("%s: %s" % (what, access), of_all=True) from None
+        except socket.timeout:
+            raise Cut("this pod cannot connect to %s within %d seconds" % (to, CONNECT_SECONDS), access) from None
+        except ssl.SSLError as error:
+            what = "this pod cannot speak TLS with %s (%s)" % (to, error.reason or "the connection was cut")
+            if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+                raise Cut(what, access) from None
+            raise Unfetched("%s: %s" % (what, access), of_all=True) from None
+        except (OSError, http.client.HTTPException) as error:
+            said = re.match(r"Tunnel connection failed: (\d{3})", str(error))
+            why = "the proxy answers %s" % said.group(1) if said else getattr(error, "strerror", None)
+            raise Cut("this pod cannot connect to %s (%s)" % (to, why or type(error).__name__), access) from None
+        return connection
+
+
+def https_proxy(host: str) -> Any:
+    """The proxy that the environment has for HTTPS to `host`, None if none."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
+    proxy = getproxies().get("https")
+    if not proxy or proxy_bypass(host):
+        return None
+    try:
+        url = urlsplit(proxy if "://" in proxy else "http://" + proxy)
+        sound = url.scheme == "http" and bool(url.hostname) and url.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise Unfetched("https_proxy in this pod's environment is not http://HOST:PORT: correct it there", of_all=True)
+    return url
+
+
+def proxy_headers(proxy: Any) -> Dict[str, str]:
+    import base64
+    from urllib.parse import unquote
+
+    if proxy.username is None:
+        return {}
+    pair = "%s:%s" % (unquote(proxy.username), unquote(proxy.password or ""))
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")}
+
+
+class OtherRange(Cut):
+    """Other bytes than those that were asked for: the next try asks for all of them."""
+
+
+def altered(wanted: Wanted, size: str) -> Unfetched:
+    return Unfetched(
+        "it has %s bytes in the store where %d were pushed: it was altered; remove the object, then run `lora push`"
+        % (size, wanted.size)
+    )
+
+
+def check_answer(response: Any, wanted: Wanted, offset: int) -> None:
+    """Whether what follows an answer's head are the bytes after `offset`, or (200) all of them."""
+    given = re.fullmatch(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19}|\*)", response.getheader("Content-Range") or "")
+    if response.status == 200:
+        if response.length not in (None, wanted.size):
+            raise altered(wanted, "%d" % response.length)
+        return
+    if response.status in (206, 416) and given and given.group(3) not in ("*", "%d" % wanted.size):
+        raise altered(wanted, given.group(3))
+    if response.status == 206:
+        if not offset or not given or given.groups()[:2] != ("%d" % offset, "%d" % (wanted.size - 1)):
+            raise OtherRange(
+                "%s answers with other bytes than it was asked for" % wanted.host,
+                "is there a proxy before it that changes what it sends?",
+            )
+        return
+    text = b""
+    with contextlib.suppress(Exception):  # what it says is of use, and no more
+        text = response.read(SLOWEST)
+    raise_answer(response, text.decode("utf-8", "replace"), wanted)
+
+
+def raise_answer(response: Any, text: str, wanted: Wanted) -> None:
+    """Says what an S3 answered instead of an object. Of its text only its code: the rest may repeat the request."""
+    code = (re.findall(r"<Code>([A-Za-z.]{1,60})</Code>", text) or [""])[0]
+    message = (re.findall(r"<Message>([^<]{1,400})</Message>", text) or [""])[0].lower()
+    said = ("%d %s" % (response.status, code)).strip()
+    if response.status in BUSY or code in ("SlowDown", "RequestTimeout"):
+        raise Cut("%s answers %s" % (wanted.host, said), "it is busy or out of order; when it is not, " + GO_ON)
+    regions = [response.getheader("x-amz-bucket-region") or "", *re.findall(r"<Region>([^<]+)</Region>", text)]
+    regions = [region for region in regions if re.fullmatch(r"[a-z0-9-]{1,40}", region)]
+    if response.status in (301, 302, 303, 307, 308) or (response.status == 400 and regions):
+        region = regions[0] if regions else "…"
+        raise Unfetched(
+            "%s sends this pod elsewhere (%s), where the link to it does not count: name the bucket's region in "
+            "lora-pods:store (?region=%s)" % (wanted.host, said, region)
+        )
+    if response.status == 404 and code == "NoSuchBucket":
+        raise Unfetched("its bucket does not exist: correct lora-pods:store, or make the bucket and run `lora push`")
+    if response.status in (404, 410):
+        raise Unfetched("the store has no such object: run `lora push` where the adapter is, then pulumi up again")
+    if response.status == 416:
+        raise altered(wanted, "fewer")
+    if code == "ExpiredToken":
+        raise Unfetched(
+            "the credentials that its link was made with have ended: log in anew on the machine that runs pulumi, and "
+            + GO_ON
+        )
+    if "request has expired" in message:
+        raise Unfetched(
+            "the link to it is over (%s): the clock of the machine that runs pulumi is behind, or this took too long; "
+            "set the clock right there, and %s" % (said, GO_ON)
+        )
+    if code == "RequestTimeTooSkewed" or re.search("not (yet valid|valid yet)", message):
+        raise Unfetched(
+            "the link to it is not valid yet (%s): the clock of the machine that runs pulumi is ahead; set it right "
+            "there, and %s" % (said, GO_ON)
+        )
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidTokenId"):
+        raise Unfetched(
+            "the store does not take the credentials that its link was made with (%s): correct them on the machine "
+            "that runs pulumi, and %s" % (said, GO_ON)
+        )
+    if code == "InvalidObjectState":
+        raise Unfetched(
+            "it lies in an archive (%s): restore it, and keep the bucket's lifecycle rules from what is pushed" % said
+        )
+    if "kms:decrypt" in message:
+        raise Unfetched(
+            "the store does not give it (%s): the credentials on the machine that runs pulumi need kms:Decrypt on the "
+            "key that it is encrypted with" % said
+        )
+    if response.status in (401, 403):
+        raise Unfetched(
+            "the store does not give it (%s): the credentials on the machine that runs pulumi need s3:GetObject for "
+            "it, and s3:ListBucket, without which an object that is not there looks the same" % said
+        )
+    raise Unfetched("%s answers %s: %s" % (wanted.host, said, IS_IT_S3))
+
+
+def verb_fetch(store: Store, document: Document) -> Document:
+    """Takes bundles from a store, by URLs that are secrets: no answer, no line and no file holds one."""
+    wanted: Dict[str, Wanted] = {}
+    for bundle in field(document, "bundles", list):
+        one = Wanted.of(bundle)
+        wanted.setdefault(one.hexdigest, one)
+    store.make_staging()
+    return {"fetched": Fetches(store, list(wanted.values())).run()}
 
 
 # --- secrets --------------------------------------------------------------------------------------------------------
@@ -2139,6 +2646,7 @@ def verb_remove(store: Store, options: Any) -> Document:
 
 DOCUMENT_VERBS: Dict[str, Callable[[Store, Document], Document]] = {
     "missing": verb_missing,
+    "fetch": verb_fetch,
     "place": verb_place,
     "secrets": verb_secrets,
     "prepare": verb_prepare,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.on_pod import podctl
+from tests.unit.podctl.fake_s3 import S3
 from tests.unit.podctl.pods import PodDirectory, bundle, digest_of
 
 
@@ -34,10 +35,10 @@ def test_a_bundle_goes_all_the_way(
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def run(*arguments: str, stdin: bytes = b"") -> object:
+    def run(*arguments: str, stdin: bytes = b"", said: str = "") -> object:
         argv = [python, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
         ran = subprocess.run(argv, input=stdin, capture_output=True)
-        assert (ran.returncode, ran.stderr) == (0, b""), ran.stderr.decode()
+        assert (ran.returncode, ran.stderr.decode()) == (0, said)
         return json.loads(ran.stdout)
 
     tar = bundle(b"w" * 2_000_000)
@@ -46,6 +47,18 @@ def test_a_bundle_goes_all_the_way(
     placed = run("unpack", digest, "--ref", "prod/acme-v1")
     assert placed == {"digest": digest, "ref": "prod/acme-v1", "unpacked": True}
     assert run("verify") == {"ok": [digest], "rotten": []}
+    other = bundle(b"o" * 2_000_000)
+    fetched = digest_of(other)
+    s3 = S3({fetched: other})
+    pod.staged(fetched, ".tar.part").write_bytes(other[:1000])
+    document = json.dumps({"bundles": [s3.bundle(fetched)]}).encode()
+    try:
+        answer = run("fetch", stdin=document, said=f"{fetched} is here (1.9 MiB)\n")
+    finally:
+        s3.close()
+    assert answer == {"fetched": {fetched: len(other) - 1000}}
+    assert [asked.range for asked in s3.asked] == ["bytes=1000-"]
+    assert pod.staged(fetched).read_bytes() == other
     secrets = run("secrets", stdin=b'{"engine": "e", "secrets": {"A": "b"}}')
     assert run("secrets", stdin=b'{"engine": "e", "secrets": {"A": "b"}}') == secrets
     assert run("unsecret", "--engine", "e") == {"removed": True}
