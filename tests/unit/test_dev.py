@@ -378,6 +378,73 @@ def test_fast_needs_no_pulumi_and_hands_on_arguments_and_exit_code(machine: Mach
     ]
 
 
+def pulumi_aws_site(machine: Machine) -> Path:
+    (site,) = (machine.cache / "tools").glob("pulumi-aws-*")
+    return site
+
+
+@pytest.mark.parametrize("verb", [("test", "--fast"), ("test",)])
+def test_tests_are_given_pulumi_aws_in_a_directory_of_its_own(machine: Machine, verb: tuple[str, ...]) -> None:
+    for name in ("strace", "sshd"):
+        machine.fake(name, "#!/bin/sh\n")
+    machine.dev("setup")
+    machine.fake(
+        "python", PYTHON.replace("python $*", "python $LORA_PODS_PULUMI_AWS_SITE"), at=machine.root / ".venv/bin"
+    )
+    machine.calls()
+    result = machine.dev(*verb)
+    assert result.returncode == 0, result.stderr
+    site = pulumi_aws_site(machine)
+    version, pin = re.findall(
+        r"^pulumi-aws==([\d.]+) ((?:\\\n    --hash=sha256:[0-9a-f]{64} ?)+)\n",
+        (ROOT / "requirements-aws.txt").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )[0]
+    assert re.fullmatch(rf"pulumi-aws-{version}-[0-9a-f]{{12}}", site.name)
+    assert (site / "requirements.txt").read_text(encoding="utf-8") == f"pulumi-aws=={version} {pin}\n"
+    aside = f"CACHE/tools/{site.name}.aside"
+    installing = (
+        f"uv pip install --offline --quiet --target {aside} --python ROOT/.venv/bin/python --no-deps --require-hashes"
+        f" -r {aside}/requirements.txt"
+    )
+    calls = machine.calls()
+    assert [call for call in calls if call.startswith("uv pip")] == [installing]
+    assert calls[-1] == f"python CACHE/tools/{site.name}"
+    # The second time it is there.
+    assert machine.dev(*verb).returncode == 0
+    calls = machine.calls()
+    assert [call for call in calls if call.startswith("uv")] == []
+    assert calls[-1] == f"python CACHE/tools/{site.name}"
+
+
+def test_another_pulumi_aws_in_the_lock_is_another_directory(machine: Machine) -> None:
+    machine.dev("test", "--fast")
+    first = pulumi_aws_site(machine)
+    lock = machine.root / "requirements-aws.txt"
+    lock.write_text(
+        re.sub(r"(?m)^(pulumi-aws==.*\n    --hash=sha256:)....", r"\1ffff", lock.read_text(encoding="utf-8")),
+        encoding="utf-8",
+    )
+    assert f"LORA_PODS_PULUMI_AWS_SITE={first}\n" not in machine.dev("env").stdout
+    assert machine.dev("test", "--fast").returncode == 0
+    (second,) = set((machine.cache / "tools").glob("pulumi-aws-*")) - {first}
+    assert f"export LORA_PODS_PULUMI_AWS_SITE={second}\n" in machine.dev("env").stdout
+
+
+def test_a_pulumi_aws_that_cannot_be_had_leaves_nothing_and_says_why(machine: Machine) -> None:
+    machine.dev("setup")
+    machine.fake("uv", UV.replace("pip)\n", 'pip)\n  { echo "uv: no such file"; exit 2; }\n'))
+    result = machine.dev("test", "--fast")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-3:] == [
+        f"the last lines of {machine.cache}/logs/pulumi-aws-install.log:",
+        "uv: no such file",
+        "error: pulumi-aws could not be installed for the tests",
+    ]
+    assert "LORA_PODS_PULUMI_AWS_SITE" not in machine.dev("env").stdout
+    assert [call for call in machine.calls() if call.startswith("python -m")] == []
+
+
 def test_actionlint_is_built_once_where_a_go_is(machine: Machine) -> None:
     for builds in (1, 0):
         result = machine.dev("lint")
