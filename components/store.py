@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -64,27 +65,14 @@ class BundleStore:
     def __init__(self, url: StoreUrl) -> None:
         self._url = url
         self._bucket_seen = False
-        # By the digest where the prefix is another's too.
         self._name = re.compile(re.escape(url.folder) + r"([0-9a-f]{64})\.tar")
         with told(url):
             # A session of its own, since boto3's default one is not made for threads.
-            session = boto3.Session(profile_name=url.profile, region_name=url.region)
-            self._client = session.client(
-                "s3",
-                endpoint_url=url.endpoint,
-                config=Config(
-                    signature_version="s3v4",
-                    retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-                    connect_timeout=10,
-                    read_timeout=60,
-                    max_pool_connections=IN_FLIGHT * UPLOADS,
-                    # boto3's own CRCs are unknown to many services; and in a presigned URL they would ask whoever has
-                    # it for a header.
-                    request_checksum_calculation="when_required",
-                    response_checksum_validation="when_required",
-                ),
-            )
-        self._client.meta.events.register("before-call.s3.DeleteObjects", _with_md5)
+            self._session = boto3.Session(profile_name=url.profile, region_name=url.region)
+            self._client = self._connect()
+        self._signing = threading.Lock()
+        by_name = url.endpoint is None and ".amazonaws." in self._client.meta.endpoint_url
+        self._signer = None if by_name else self._client
 
     def size(self, digest: str) -> int | None:
         """What is stored under this digest is so long; None where nothing is."""
@@ -112,11 +100,10 @@ class BundleStore:
 
     def presigned(self, digest: str) -> str:
         """A URL with which anyone can GET the bundle for two hours: a secret."""
-        if not self._url.endpoint and not self._bucket_seen and self.size(digest) is None:
-            # Only an answer tells boto3 in which region of AWS the bucket is; a URL of another region's is worthless.
-            raise UserError(f"{self._url.place} does not have {digest}; run `lora push` where the adapter is")
         with told(self._url):
-            url: str = self._client.generate_presigned_url(
+            with self._signing:
+                signer = self._signer = self._signer or self._at_home(digest)
+            url: str = signer.generate_presigned_url(
                 "get_object", Params=self._object(digest), ExpiresIn=PRESIGNED_SECONDS
             )
         return url
@@ -151,6 +138,44 @@ class BundleStore:
                 if fault.get("Code") != "NoSuchKey":
                     stay[by_key[fault["Key"]]] = refused(self._url, "DeleteObjects", fault)
         return stay
+
+    # --- connections
+
+    def _connect(self, region: str | None = None, style: str = "auto") -> Any:
+        client = self._session.client(
+            "s3",
+            region_name=region,
+            endpoint_url=self._url.endpoint,
+            config=Config(
+                signature_version="s3v4",
+                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+                connect_timeout=10,
+                read_timeout=60,
+                max_pool_connections=IN_FLIGHT * UPLOADS,
+                s3=None if style == "auto" else {"addressing_style": style},
+                # boto3's own CRCs are unknown to many services; and a presigned URL would ask whoever has it for a
+                # header.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+        client.meta.events.register("before-call.s3.DeleteObjects", _with_md5)
+        return client
+
+    def _at_home(self, digest: str) -> Any:
+        """A client that signs URLs of the bucket's own host in its own region of AWS.
+
+        Another one's is told of the region by a redirection and asks there, but signs for where it was; and its URLs
+        are of the global host, which redirects too as long as a bucket is new (boto3 1.44). Whoever has a URL cannot
+        follow.
+        """
+        try:
+            answer = self._client.head_bucket(Bucket=self._url.bucket)
+        except ClientError as error:
+            self._look(digest, in_bucket=False)  # raises the reason, if it is another than that buckets are not shown
+            answer = error.response
+        region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+        return self._connect(region or self._url.region, "virtual")
 
     # --- looking
 
@@ -276,7 +301,7 @@ class BundleStore:
 
 def part_bytes(size: int) -> int:
     """The size of each part (but the last) of a bundle: so that there are no more than S3 takes."""
-    return max(PART_BYTES, -(-size // (PARTS * MIB)) * MIB)
+    return PART_BYTES if size <= PARTS * PART_BYTES else -(-size // (PARTS * MIB)) * MIB
 
 
 def in_parts(chunks: Iterable[bytes | memoryview], size: int) -> Iterator[bytearray]:

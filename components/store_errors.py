@@ -24,6 +24,11 @@ _TABLE: tuple[tuple[str, str], ...] = (
         "the bucket is in {home}; put that into lora-pods:store, as ?region=…",
     ),
     (
+        # A redirection that names no region: botocore (1.44) asks for the bucket's, which is redirected, …
+        "RecursionError",
+        "what answers there redirects everything and names no region; correct the endpoint in lora-pods:store (https?)",
+    ),
+    (
         "InvalidRegionError UnknownRegionError EndpointProviderError NoRegionError",
         "boto3 makes nothing of the region {region}; correct lora-pods:store, or AWS_DEFAULT_REGION",
     ),
@@ -144,7 +149,7 @@ def told(url: StoreUrl) -> Iterator[None]:
 
     try:
         yield
-    except (BotoCoreError, ClientError, ResponseParserError) as error:
+    except (BotoCoreError, ClientError, ResponseParserError, RecursionError) as error:
         raise UserError(sentence(url, error)) from None
 
 
@@ -155,7 +160,7 @@ def code_of(error: Exception) -> str:
 
 def status_of(error: Exception) -> int:
     """HTTP's status; 0 for what is no answer."""
-    return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def sentence(url: StoreUrl, error: Exception) -> str:
@@ -196,8 +201,12 @@ def _facts(url: StoreUrl, error: Exception) -> dict[str, str]:
     }
 
 
+def _response(error: Exception) -> Mapping[str, Any]:
+    return getattr(error, "response", None) or {}
+
+
 def _answer(error: Exception) -> Mapping[str, Any]:
-    answer: Mapping[str, Any] = getattr(error, "response", {}).get("Error", {})
+    answer: Mapping[str, Any] = _response(error).get("Error", {})
     return answer
 
 
@@ -206,7 +215,7 @@ def _shown(text: object) -> str:
 
 
 def _home(url: StoreUrl, error: Exception) -> str:
-    metadata = getattr(error, "response", {}).get("ResponseMetadata", {})
+    metadata = _response(error).get("ResponseMetadata", {})
     region = metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region") or _answer(error).get("Region")
     if region:
         return f"the region {printable(region)}"
