@@ -106,7 +106,7 @@ class BundleUpload(Resource, module="lora-pods", name="BundleUpload"):
 class PlacedBundles(pulumi.ComponentResource):
     """The bundles of one pod, from the laptop to the blob store, each held by its model's reference."""
 
-    placed: pulumi.Resource
+    placed: pulumi.Resource | None
 
     def __init__(
         self,
@@ -121,21 +121,25 @@ class PlacedBundles(pulumi.ComponentResource):
         """`kept` are the bundles' own resources where they must be in the store before the pod fetches them."""
         super().__init__("lora-pods:index:PlacedBundles", base, {}, opts)
         machine = pod.machine
-        upload = BundleUpload(
-            f"{base}-upload", engine, machine, bundles, pod.options(self, after=(pod.prepared, *kept))
+        upload = pod.put(
+            f"{base}-upload",
+            lambda name: BundleUpload(name, engine, machine, bundles, pod.options(self, after=(pod.prepared, *kept))),
         )
-        self.placed = pod_command(
+        self.placed = pod.put(
             f"{base}-place",
-            machine.connection,
-            "place",
-            {
-                "stack": stack,
-                "base": base,
-                "identity": machine.identity,
-                "models": {model: facts.digest for model, facts in bundles.items()},
-            },
-            undo=("unplace", ["--stack", stack, "--base", base]),
-            opts=pod.options(self, after=(upload,)),
+            lambda name: pod_command(
+                name,
+                machine.connection,
+                "place",
+                {
+                    "stack": stack,
+                    "base": base,
+                    "identity": machine.identity,
+                    "models": {model: facts.digest for model, facts in bundles.items()},
+                },
+                undo=("unplace", ["--stack", stack, "--base", base]),
+                opts=pod.options(self, after=(upload,)),
+            ),
         )
         self.register_outputs({})
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pulumi
 
 from components.bundles import AdapterBundle, PlacedBundles
+from components.core.errors import printable
+from components.core.listing import listed
 from components.described import Described, served_by
 from components.engine import VllmEngine
-from components.pods.gpu_pod import GpuPod
+from components.pods.gpu_pod import GpuPod, switched_off
 from components.preview import cut, summary
-from components.running import Serving, last_outputs, running
-from components.settings import Pod
+from components.running import Serving, last_outputs, left_on_pods, running
+from components.settings import Pod, Settings
 
 
 class Deployment(pulumi.ComponentResource):
@@ -24,7 +26,10 @@ class Deployment(pulumi.ComponentResource):
     def __init__(self, name: str, described: Described, stack: str, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("lora-pods:index:Deployment", name, {}, opts)
         child = pulumi.ResourceOptions(parent=self)
+        off = [pod.base for pod in described.settings.pods if switched_off(pod, described.settings)]
+        self._left = left_on_pods() if off else None
         tell(described)
+        tell_switched_off(described.settings, off, self._left)
         self._bundles = {
             model: AdapterBundle(model, facts, described.settings.store, child)
             for model, facts in sorted(described.bundles.items())
@@ -40,7 +45,7 @@ class Deployment(pulumi.ComponentResource):
     def _serve(self, pod: Pod, described: Described, stack: str, child: pulumi.ResourceOptions) -> Serving:
         settings, planned = described.settings, described.engines[pod.base]
         bundles, aliases = served_by(pod, settings, described.bundles)
-        on = GpuPod(pod, settings, stack, child)
+        on = GpuPod(pod, settings, stack, self._left, child)
         kept = [self._bundles[model] for model in sorted(bundles)] if settings.store else []
         placed = PlacedBundles(pod.base, planned.key, stack, on, bundles, kept, child)
         engine = VllmEngine(planned, pod, on, settings, stack, placed.placed, child)
@@ -64,3 +69,18 @@ def tell(described: Described) -> None:
     if described.warnings:
         # Pulumi writes the word before the first line alone.
         pulumi.log.warn("\nwarning: ".join(cut(described.warnings)))
+
+
+def tell_switched_off(settings: Settings, off: Sequence[str], left: Collection[str] | None) -> None:
+    """Shows where `running: false` does not do what it might be taken to do."""
+    if settings.running:
+        return
+    if hosts := [pod.base for pod in settings.pods if pod.host]:
+        pulumi.log.info(
+            "lora-pods:running is false; hosts are not ours to switch off, and go on: "
+            f"{listed(sorted(map(printable, hosts)))}"
+        )
+    if never := [base for base in off if left is not None and f"{base}-activate" not in left]:
+        pulumi.log.info(
+            f"nothing serves {listed(sorted(map(printable, never)))} yet; that begins once lora-pods:running is true"
+        )

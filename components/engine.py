@@ -29,7 +29,8 @@ class PlannedEngine:
 class VllmEngine(pulumi.ComponentResource):
     """One vLLM under one systemd unit, serving a base and every adapter of every model that names it.
 
-    `secrets` is what the secrets' command answered, `activated` the document that the last activation succeeded with.
+    `secrets` is what the secrets' command answered, `activated` the document that the last activation succeeded with;
+    both are empty on a pod that was switched off before it had them.
     """
 
     secrets: pulumi.Output[dict[str, Any]]
@@ -42,49 +43,56 @@ class VllmEngine(pulumi.ComponentResource):
         on: GpuPod,
         settings: Settings,
         stack: str,
-        placed: pulumi.Resource,
+        placed: pulumi.Resource | None,
         opts: pulumi.ResourceOptions,
     ) -> None:
         super().__init__("lora-pods:index:VllmEngine", pod.base, {}, opts)
         machine, key, plan = on.machine, planned.key, planned.plan
-        secrets = pod_command(
+        secrets = on.put(
             f"{pod.base}-secrets",
-            machine.connection,
-            "secrets",
-            {"engine": key, "identity": machine.identity, "secrets": _secrets(settings)},
-            undo=("unsecret", ["--engine", key]),
-            opts=on.options(self, after=(on.prepared,)),
-            secret=True,
-            logged=False,
+            lambda name: pod_command(
+                name,
+                machine.connection,
+                "secrets",
+                {"engine": key, "identity": machine.identity, "secrets": _secrets(settings)},
+                undo=("unsecret", ["--engine", key]),
+                opts=on.options(self, after=(on.prepared,)),
+                secret=True,
+                logged=False,
+            ),
         )
-        activate = pod_command(
+        self.secrets = result(secrets) if secrets else _nothing()
+        activate = on.put(
             f"{pod.base}-activate",
-            machine.connection,
-            "activate",
-            {
-                "stack": stack,
-                "engine": key,
-                "identity": machine.identity,
-                "port": pod.engine.port,
-                "unit": {"name": unit_name(key), "text": planned.unit},
-                "ready": {
-                    "url": f"http://{_reached_at(pod.listen)}:{pod.engine.port}",
-                    "models": dict(plan.served),
-                    "timeoutSeconds": pod.engine.ready_timeout_seconds,
-                    **_probe(pod, settings),
+            lambda name: pod_command(
+                name,
+                machine.connection,
+                "activate",
+                {
+                    "stack": stack,
+                    "engine": key,
+                    "identity": machine.identity,
+                    "port": pod.engine.port,
+                    "unit": {"name": unit_name(key), "text": planned.unit},
+                    "ready": {
+                        "url": f"http://{_reached_at(pod.listen)}:{pod.engine.port}",
+                        "models": dict(plan.served),
+                        "timeoutSeconds": pod.engine.ready_timeout_seconds,
+                        **_probe(pod, settings),
+                    },
+                    "secretsRevision": self.secrets.apply(lambda answer: answer.get("revision")),
                 },
-                "secretsRevision": result(secrets)["revision"],
-            },
-            undo=("deactivate", ["--engine", key]),
-            opts=on.options(self, after=(placed,)),
+                undo=("deactivate", ["--engine", key]),
+                opts=on.options(self, after=(placed,)),
+            ),
         )
+        self.activated = told(activate) if activate else _nothing()
         if not pod.sandbox and pod.listen not in LOOPBACK:
             pulumi.log.warn(
                 f"{pod.listen}:{pod.engine.port} is open to whoever reaches the machine, and vLLM asks for the API key "
                 "on /v1 alone: others of its routes answer without. Put a proxy or a firewall before it.",
                 resource=self,
             )
-        self.secrets, self.activated = result(secrets), told(activate)
         self.register_outputs({})
 
 
@@ -113,6 +121,10 @@ def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], ali
         blob_path,
     )
     return PlannedEngine(key, plan, render_unit(plan, key=key))
+
+
+def _nothing() -> pulumi.Output[dict[str, Any]]:
+    return pulumi.Output.from_input({})
 
 
 def _probe(pod: Pod, settings: Settings) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Foreseen:
     secrets_revision: int | None
     machine: str = ""
     """What the machine is, where the stack file chooses it and not only names it."""
+    switched_off: bool = False
+    """Whether it is to be off: then no command runs, and nothing on it changes."""
 
 
 def summary(running: Mapping[str, Any] | None, pods: Sequence[Foreseen]) -> list[str]:
@@ -51,8 +53,16 @@ def cut(lines: Sequence[str], shown: int = SHOWN_CHANGES) -> list[str]:
     return [*lines[:shown], f"and {len(lines) - shown} more"] if len(lines) > shown else list(lines)
 
 
+def is_off(recorded: Mapping[str, Any]) -> bool:
+    """Whether an engine's record says that its pod is switched off."""
+    return recorded.get("running") is False
+
+
 def _pod(old: Mapping[str, Any] | None, pod: Foreseen) -> Iterator[str]:
     head = f"{_named(pod)}: {_counted(len(pod.models))}"
+    if pod.switched_off:
+        yield f"{head}, {_switched_off(old, pod)}"
+        return
     if pod.activated:
         yield f"{head}, nothing changes"
         return
@@ -61,8 +71,12 @@ def _pod(old: Mapping[str, Any] | None, pod: Foreseen) -> Iterator[str]:
         yield from _flags(pod.flags, None)
         return
     changes, causes = _changes(old, pod), _causes(old, pod)
+    starts = is_off(old)
     counted = [f"{len(lines)} {kind}" for kind, lines in changes.items()] or ["none changes"] * bool(pod.models)
-    head = ", ".join([head, *counted])
+    head = ", ".join([head, *["switched on again"] * starts, *counted])
+    if not causes and starts:
+        yield f"{head}; the engine starts as it was"
+        return
     if not causes:
         yield f"{head}; the engine goes on{_unless(pod)}"
         return
@@ -70,6 +84,17 @@ def _pod(old: Mapping[str, Any] | None, pod: Foreseen) -> Iterator[str]:
     yield from (f"  {line}" for line in cut([line for kind in changes.values() for line in kind]))
     yield from _flags(pod.flags, _mapping(old, "flags") if old else None)
     yield f"  the engine restarts: {', '.join(causes)} changed" if old else "  the engine starts for the first time"
+
+
+def _switched_off(old: Mapping[str, Any] | None, pod: Foreseen) -> str:
+    """What is said of a pod that is to be off: whether it was before, and that what changes has to wait."""
+    if old is None:
+        return "switched off"
+    if not old:
+        return "switched off; nothing is put on it before it is switched on"
+    now = "stays switched off" if is_off(old) else "switched off now, keeps what is on it"
+    waits = bool(_planned_otherwise(old, pod))
+    return f"{now}; what is to change there waits until it is switched on" if waits else now
 
 
 def _changes(old: Mapping[str, Any], pod: Foreseen) -> dict[str, list[str]]:
@@ -92,6 +117,16 @@ def _causes(old: Mapping[str, Any], pod: Foreseen) -> list[str]:
     """Why an engine that runs is restarted: what `activate` compares, its unit's text and the secrets' revision."""
     if not old:
         return ["first start"]
+    causes = _planned_otherwise(old, pod)
+    # Everything else that the secrets' command is told is told to `prepare` as well.
+    told_anew = pod.secrets_revision is None and pod.prepared
+    if told_anew or pod.secrets_revision not in (None, old.get("secretsRevision")):
+        causes.append("secrets")
+    return causes
+
+
+def _planned_otherwise(old: Mapping[str, Any], pod: Foreseen) -> list[str]:
+    """What of a pod's plan is not as it was, as far as the plan alone tells."""
     causes = []
     if _adapters_of(old) != pod.models:
         causes.append("adapters")
@@ -99,10 +134,6 @@ def _causes(old: Mapping[str, Any], pod: Foreseen) -> list[str]:
         causes.append("flags")
     if not causes and old.get("unitSha256") != pod.unit_sha256:
         causes.append("unit")
-    # Everything else that the secrets' command is told is told to `prepare` as well.
-    told_anew = pod.secrets_revision is None and pod.prepared
-    if told_anew or pod.secrets_revision not in (None, old.get("secretsRevision")):
-        causes.append("secrets")
     return causes
 
 

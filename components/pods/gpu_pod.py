@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pulumi
 
@@ -14,15 +15,39 @@ from components.pods.reach import ReachedPod
 from components.remote import Command, boot_command
 from components.settings import Pod, Settings
 
+Declared = TypeVar("Declared", bound=pulumi.Resource)
+
+
+def switched_off(pod: Pod, settings: Settings) -> bool:
+    """Whether the pod's machine is to be off. A host is not ours to switch off."""
+    return not settings.running and pod.host is None
+
 
 class GpuPod(pulumi.ComponentResource):
-    """One base's machine. `machine` is the contract; `prepared` is what everything put on it has to wait for."""
+    """One base's machine. `machine` is the contract; `prepared` is what everything put on it has to wait for.
+
+    While it is `switched_off`, what lives on it is declared as the last update left it, whatever the stack file says
+    meanwhile, and nothing is tried there.
+    """
 
     machine: Machine
-    prepared: Command
+    prepared: Command | None
+    switched_off: bool
 
-    def __init__(self, pod: Pod, settings: Settings, stack: str, opts: pulumi.ResourceOptions) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        settings: Settings,
+        stack: str,
+        left: Collection[str] | None,
+        opts: pulumi.ResourceOptions,
+    ) -> None:
+        """`left` names what the last update left on pods; it is asked only for one that is switched off.
+
+        None where nobody can tell: then everything is taken to be there.
+        """
         super().__init__("lora-pods:index:GpuPod", pod.base, {}, opts)
+        self.switched_off, self._left = switched_off(pod, settings), left
         child = pulumi.ResourceOptions(parent=self)
         if pod.sandbox:
             self.machine = sandbox.machine(pod.sandbox, pod, settings, stack, child)
@@ -35,23 +60,47 @@ class GpuPod(pulumi.ComponentResource):
             assert pod.host is not None, "settings.Pod has exactly one kind"
             self.machine = host.machine(pod.host, pod, settings)
         key = engine_key(stack, pod.base)
-        after = self.options(parent=self, after=self.machine.ready)
-        reached = ReachedPod(f"{pod.base}-reach", key, self.machine, after)
+        reached = ReachedPod(
+            f"{pod.base}-reach",
+            key,
+            self.machine,
+            not self.switched_off,
+            self._options(parent=self, after=self.machine.ready),
+        )
         connection = replace(self.machine.connection, plugin_host_key=reached.plugin_host_key)
         identity = pulumi.Output.format("{0} {1}", self.machine.identity, reached.machine)
         self.machine = replace(self.machine, connection=connection, identity=identity)
-        self.prepared = boot_command(
+        self.prepared = self.put(
             f"{pod.base}-prepare",
-            self.machine.connection,
-            {"identity": self.machine.identity, "needs": _needs(pod, key)},
-            undo=("remove", []),
-            opts=self.options(parent=self),
+            lambda name: boot_command(
+                name,
+                self.machine.connection,
+                {"identity": self.machine.identity, "needs": _needs(pod, key)},
+                undo=("remove", []),
+                opts=self.options(parent=self),
+            ),
         )
         self.register_outputs({})
 
-    def options(self, parent: pulumi.Resource, after: tuple[pulumi.Resource, ...] = ()) -> pulumi.ResourceOptions:
+    def put(self, name: str, declare: Callable[[str], Declared]) -> Declared | None:
+        """Declare what lives on this pod; None where the pod is switched off and never got it.
+
+        Left out of the program while the pod has it, it would be undone there; declared while it has not, it would be
+        done: either needs the machine.
+        """
+        absent = self.switched_off and self._left is not None and name not in self._left
+        return None if absent else declare(name)
+
+    def options(self, parent: pulumi.Resource, after: Sequence[pulumi.Resource | None] = ()) -> pulumi.ResourceOptions:
         """Options of what lives on this pod: where the machine goes with its resource, nothing is undone by hand."""
-        return pulumi.ResourceOptions(parent=parent, depends_on=list(after), deleted_with=self.machine.resource)
+        options = self._options(parent, after)
+        if self.switched_off:
+            options.ignore_changes = ["*"]
+        return options
+
+    def _options(self, parent: pulumi.Resource, after: Sequence[pulumi.Resource | None]) -> pulumi.ResourceOptions:
+        there = [resource for resource in after if resource is not None]
+        return pulumi.ResourceOptions(parent=parent, depends_on=there, deleted_with=self.machine.resource)
 
 
 def _needs(pod: Pod, key: str) -> dict[str, Any]:

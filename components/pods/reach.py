@@ -25,21 +25,33 @@ if TYPE_CHECKING:
 
 # What a refresh records of a pod that is not as it was left.
 OTHER = "not as the last activation left it"
+NEVER_REACHED = "switched off before it was ever reached"
 
 
 class ReachedPodProvider(Provider):
-    """Create and update connect; an unchanged connection is not tried. A refresh looks again."""
+    """Create and update connect; an unchanged connection is not tried. A refresh looks again.
+
+    Nothing of this holds while the machine is switched off: what is known of it stays as it is.
+    """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        return CreateResult(props["connection"]["address"], self._reached(props))
+        if _off(props):
+            outs = {**props, "machine": NEVER_REACHED, "plugin_host_key": props["connection"]["hostKey"]}
+        else:
+            outs = self._reached(props)
+        return CreateResult(props["connection"]["address"], outs)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        return UpdateResult(self._reached(_news))
+        return UpdateResult({**_olds, "running": False} if _off(_news) else self._reached(_news))
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        if _off(_olds) or _off(_news):
+            return DiffResult(changes=_off(_olds) != _off(_news))
         return DiffResult(changes=_olds.get("connection") != _news.get("connection") or _olds["machine"] == OTHER)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        if _off(props):
+            return ReadResult(id_, props)
         try:
             greeting = self._greeting({**props, "patience": PATIENCE})
         except UserError:
@@ -65,6 +77,10 @@ class ReachedPodProvider(Provider):
         return asyncio.run(greet(Address.of(described), key, question, patience))
 
 
+def _off(props: Mapping[str, Any]) -> bool:
+    return props.get("running") is False
+
+
 class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
     """A pod that answered. `machine` differs whenever everything has to be made so again.
 
@@ -76,7 +92,7 @@ class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
     machine: pulumi.Output[str]
     plugin_host_key: pulumi.Output[str]
 
-    def __init__(self, name: str, engine: str, machine: Machine, opts: pulumi.ResourceOptions) -> None:
+    def __init__(self, name: str, engine: str, machine: Machine, running: bool, opts: pulumi.ResourceOptions) -> None:
         props: dict[str, Any] = {
             "engine": engine,
             "connection": machine.connection.described(),
@@ -86,4 +102,6 @@ class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
         # What is as usual is left out, so that it is no difference from what earlier releases recorded.
         if machine.patience != PATIENCE:
             props["patience"] = machine.patience
+        if not running:
+            props["running"] = False
         super().__init__(ReachedPodProvider(), name, props, opts)

@@ -1,6 +1,7 @@
 """`sandbox`: a container on this machine, with systemd and sshd inside, where a rented GPU would be.
 
-It is kept from run to run and named after the stack; `pulumi destroy` removes it with all that is on it.
+It is kept from run to run, also while it is stopped, and named after the stack; `pulumi destroy` removes it with all
+that is on it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _SPEC_LABEL = "lora-pods.spec"
 # The stack directory whose `pulumi up` made the container: two checkouts may have stacks of the same name.
 _CHECKOUT_LABEL = "lora-pods.checkout"
 _SPEC_KEYS = ("name", "image", "volumes", "shmMiB", "enginePort", "hostKey")
+# The engine's unit is given a minute to stop, and longer where it drains requests.
+_STOP_SECONDS = 300
 # A stock ulimit of millions of files makes sshd and others in the container close each of them at every start.
 _LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=8192:8192")
 
@@ -41,7 +44,7 @@ _LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=8192:8192")
 def machine(sandbox: Sandbox, pod: Pod, settings: Settings, stack: str, opts: pulumi.ResourceOptions) -> Machine:
     name = f"lora-pods-{stack}"
     host_key = _generated_keys(name)
-    container = SandboxContainer(name, sandbox, pod.engine.port, host_key, opts)
+    container = SandboxContainer(name, sandbox, pod.engine.port, host_key, settings.running, opts)
     credential = sandbox_credential(name)
     return Machine(
         connection=Connection(
@@ -59,24 +62,35 @@ def machine(sandbox: Sandbox, pod: Pod, settings: Settings, stack: str, opts: pu
 
 
 class SandboxContainerProvider(Provider):
-    """Create and update both make the container run as described; an unchanged one that runs is left alone."""
+    """Create and update both make the container run as described; an unchanged one that runs is left alone.
+
+    One that is to be stopped is stopped and no more: how it is described matters when it is to run again.
+    """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        identifier, running = _make_it_run(props)
-        return CreateResult(identifier, {**props, **running})
+        identifier, outputs = _make_it_be(props)
+        return CreateResult(identifier, {**props, **outputs})
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        _, running = _make_it_run(_news, _id)
-        return UpdateResult({**_news, **running})
+        if _off(_news):
+            _stop(container_engine(), _id)
+            return UpdateResult({**_olds, "running": False})
+        _, outputs = _make_it_be(_news, _id)
+        return UpdateResult({**_news, **outputs})
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        if _off(_news):
+            state = _inspect(container_engine(), _id)
+            runs = state is not None and state["State"]["Running"]
+            return DiffResult(changes=runs or not _off(_olds))
         changed = [key for key in _SPEC_KEYS if _olds.get(key) != _news.get(key)]
         state = _inspect(container_engine(), _olds["name"])
         if state is None or state["Id"] != _id or _label(state, _SPEC_LABEL) != _spec(_news):
             changed.append("container")
         # Started again without Pulumi, it may have other ports.
         other = state is not None and (
-            not state["State"]["Running"]
+            _off(_olds)
+            or not state["State"]["Running"]
             or any(_olds.get(key) != value for key, value in _outputs(state, _olds).items())
         )
         return DiffResult(
@@ -98,9 +112,15 @@ class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
     endpoint_port: pulumi.Output[float]
 
     def __init__(
-        self, name: str, sandbox: Sandbox, engine_port: int, host_key: str, opts: pulumi.ResourceOptions
+        self,
+        name: str,
+        sandbox: Sandbox,
+        engine_port: int,
+        host_key: str,
+        running: bool,
+        opts: pulumi.ResourceOptions,
     ) -> None:
-        props = {
+        props: dict[str, Any] = {
             "name": name,
             "image": sandbox.image,
             "volumes": dict(sandbox.volumes),
@@ -111,6 +131,9 @@ class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
             "ssh_port": None,
             "endpoint_port": None,
         }
+        # Left out as long as it runs, so that it is no difference from what earlier releases recorded.
+        if not running:
+            props["running"] = False
         super().__init__(SandboxContainerProvider(), name, props, opts)
 
 
@@ -128,8 +151,21 @@ def remove_left_over(stack: str, checkout: Path) -> bool:
     return True
 
 
-def _make_it_run(props: Mapping[str, Any], identifier: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the container's id and what the resource's outputs say of it.
+def _off(props: Mapping[str, Any]) -> bool:
+    return props.get("running") is False
+
+
+def _stop(engine: Sequence[str], identifier: str) -> None:
+    """Stop a container, if it is there."""
+    state = _inspect(engine, identifier)
+    if state is not None and state["State"]["Running"]:
+        _call(engine, ["stop", "-t", str(_STOP_SECONDS), identifier])
+
+
+def _make_it_be(props: Mapping[str, Any], identifier: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Make the container run as described, or lie there stopped if it is to be off.
+
+    Return the container's id and what the resource's outputs say of it.
 
     `identifier` is the id that the stack knows: that container is the stack's own, whichever checkout made it.
     """
@@ -141,7 +177,9 @@ def _make_it_run(props: Mapping[str, Any], identifier: str | None = None) -> tup
         _remove(engine, state["Id"])
         state = None
     if state is None:
-        _call(engine, _run_arguments(engine, props))
+        _call(engine, [*(["create"] if _off(props) else ["run", "--detach"]), *_arguments(engine, props)])
+    elif _off(props):
+        _stop(engine, state["Id"])
     elif not state["State"]["Running"]:
         try:
             _call(engine, ["start", state["Id"]])
@@ -154,6 +192,8 @@ def _make_it_run(props: Mapping[str, Any], identifier: str | None = None) -> tup
     if state is None:
         raise UserError(f"the container {name} was started and is gone again")
     outputs = _outputs(state, props)
+    if _off(props):
+        return state["Id"], outputs
     if None in outputs.values():
         raise UserError(f"the container {name} does not run, or none of this machine's ports leads into it")
     return state["Id"], outputs
@@ -195,8 +235,12 @@ def _volumes(props: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _outputs(state: Mapping[str, Any], props: Mapping[str, Any]) -> dict[str, Any]:
-    """What the resource's outputs say of this container; the ports are None while it does not run."""
-    ports = state["NetworkSettings"].get("Ports") or {}
+    """What the resource's outputs say of this container; a port is None where none of this machine's leads into it.
+
+    While it does not run, the ports are those that are kept for it.
+    """
+    running = state["State"]["Running"]
+    ports = (state["NetworkSettings"].get("Ports") if running else state["HostConfig"]["PortBindings"]) or {}
 
     def published(port: int) -> int | None:
         bindings = ports.get(f"{port}/tcp")
@@ -209,7 +253,7 @@ def _outputs(state: Mapping[str, Any], props: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _run_arguments(engine: Sequence[str], props: Mapping[str, Any]) -> list[str]:
+def _arguments(engine: Sequence[str], props: Mapping[str, Any]) -> list[str]:
     name, image = props["name"], props["image"]
     if subprocess.run([*engine, "image", "inspect", image], capture_output=True, check=False).returncode != 0:
         raise UserError(f"there is no container image {image} on this machine: `./dev image` builds the sandbox's")
@@ -219,8 +263,6 @@ def _run_arguments(engine: Sequence[str], props: Mapping[str, Any]) -> list[str]
             raise UserError(f"sandbox.volumes: {printable(directory)} is no directory on this machine")
     volumes[KEYS_IN_CONTAINER] = sandbox_keys(name)
     return [
-        "run",
-        "--detach",
         f"--name={name}",
         f"--hostname={name[:63]}",
         f"--label={_SPEC_LABEL}={_spec(props)}",
@@ -261,6 +303,8 @@ def machine_options(engine: Sequence[str]) -> list[str]:
             "--tmpfs=/run",
             "--tmpfs=/run/lock",
             "--security-opt=apparmor=unconfined",
+            # What podman knows by itself: systemd takes docker's own signal for an order to start itself anew.
+            "--stop-signal=SIGRTMIN+3",
         ]
     # Without SYS_ADMIN a hardened unit ends with 226/NAMESPACE: systemd may not mount in its own mount namespace.
     return [*systemd, "--cap-add=SYS_ADMIN", *_LIMITS]

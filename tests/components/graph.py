@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,18 @@ class Registered:
     inputs: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Last:
+    engines: dict[str, Any]
+    urns: Sequence[str]
+
+
 class Recorder(Mocks):
-    def __init__(self) -> None:
+    """`last` is what the last update left: its outputs, and the URNs of its resources; nobody asks, if not given."""
+
+    def __init__(self, last: Last | None = None) -> None:
         self.registered: list[Registered] = []
+        self._last = last
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[Any, Any]]:
         self.registered.append(Registered(args.typ, args.name, args.inputs))
@@ -39,12 +49,17 @@ class Recorder(Mocks):
         return f"{args.name}-id", outputs
 
     def call(self, args: MockCallArgs) -> tuple[dict[Any, Any], list[tuple[str, str]] | None]:
-        raise AssertionError(f"the program calls {args.token}")
+        if self._last is None:
+            raise AssertionError(f"the program calls {args.token}")
+        if args.token == "pulumi:pulumi:readStackOutputs":
+            return {"name": args.args["name"], "outputs": {"engines": self._last.engines}}, []
+        assert args.token == "pulumi:pulumi:readStackResourceOutputs"
+        return {"name": args.args["stackName"], "outputs": {urn: {"outputs": {}} for urn in self._last.urns}}, []
 
 
-def register(config: Any, stack: str = "acme") -> tuple[list[Registered], dict[str, Any]]:
+def register(config: Any, stack: str = "acme", last: Last | None = None) -> tuple[list[Registered], dict[str, Any]]:
     """Everything a stack file registers, sorted by type and name, and what the program exports."""
-    recorder = Recorder()
+    recorder = Recorder(last)
     # Pulumi's test mode wants the thread's own loop, which any `asyncio.run` before has taken away.
     asyncio.set_event_loop(asyncio.new_event_loop())
     pulumi.runtime.set_mocks(recorder, project="lora-pods", stack=stack)

@@ -147,6 +147,41 @@ def test_a_machine_that_the_stack_file_chooses_is_described() -> None:
     assert said(engine(), planned) == ["org/base (g6e.xlarge: 1 × NVIDIA L40S, 44.7 GiB): 2 adapters, nothing changes"]
 
 
+WAITS = "; what is to change there waits until it is switched on"
+
+
+@pytest.mark.parametrize(
+    ("old", "planned", "told"),
+    [
+        (engine(), {}, "switched off now, keeps what is on it"),
+        (engine(models={}), {}, "switched off now, keeps what is on it" + WAITS),
+        (engine(running=False), {}, "stays switched off"),
+        (engine(running=False, models={}), {}, "stays switched off" + WAITS),
+        (engine(running=False), {"unit_sha256": "other"}, "stays switched off" + WAITS),
+        ({}, {}, "switched off; nothing is put on it before it is switched on"),
+    ],
+)
+def test_a_pod_that_is_to_be_off(old: dict[str, Any], planned: dict[str, Any], told: str) -> None:
+    """In one line, whatever is to change there: none of it happens now."""
+    assert said(old, pod(switched_off=True, secrets_revision=None, **planned)) == [f"org/base: 2 adapters, {told}"]
+
+
+def test_a_pod_that_is_to_be_off_where_nobody_can_tell_what_runs() -> None:
+    assert summary(None, [pod(switched_off=True)]) == ["org/base: 2 adapters, switched off"]
+
+
+def test_a_pod_that_is_switched_on_again() -> None:
+    again: dict[str, Any] = {"reached": False, "prepared": False, "secrets_revision": None}
+    head = "org/base: 2 adapters, switched on again"
+    assert said(engine(running=False), pod(**again)) == [f"{head}, none changes; the engine starts as it was"]
+    assert said(engine(running=False, models={"acme-v1": C, "acme-v2": B}), pod(**again, unit_sha256="other")) == [
+        f"{head}, 1 changed",
+        "  ~ acme-v1 cccccccccccc → aaaaaaaaaaaa",
+        RANK_LINE,
+        RESTARTS + "adapters changed",
+    ]
+
+
 def test_a_hundred_changes_are_cut() -> None:
     names = [f"acme-v{n:03}" for n in range(100)]
     lines = said(engine(models=dict.fromkeys(names, A)), pod(models=dict.fromkeys(names, B), unit_sha256="other"))

@@ -16,12 +16,26 @@ from components.running import Serving, running
 class Recorded:
     """A pod whose run ended with this record."""
 
+    switched_off = False
+
     def __init__(self, base: str, record: dict[str, Any] | None) -> None:
         self.base = base
         self._record = record
 
     async def record(self) -> dict[str, Any] | None:
         return self._record
+
+
+class Off(Recorded):
+    """A pod that is switched off."""
+
+    switched_off = True
+
+    def __init__(self, base: str) -> None:
+        super().__init__(base, None)
+
+    async def kept(self, record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        return None if record is None else {**record, "running": False}
 
 
 PODS = [cast("Serving", Recorded("a", {"unit": "new"})), cast("Serving", Recorded("b", None))]
@@ -63,3 +77,23 @@ def test_where_every_pod_was_finished_nothing_is_asked(warned: list[str], monkey
     last(monkeypatch, None)
     assert asyncio.run(running(PODS[:1])) == {"a": {"unit": "new"}}
     assert warned == []
+
+
+def test_a_pod_that_is_switched_off_keeps_what_was_said_of_it(
+    warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = [*PODS[:1], cast("Serving", Off("b")), cast("Serving", Off("never served"))]
+    last(monkeypatch, {"b": {"unit": "old"}})
+    assert asyncio.run(running(pods)) == {"a": {"unit": "new"}, "b": {"unit": "old", "running": False}}
+    assert warned == []
+
+
+def test_a_preview_prints_the_outputs_neither_when_it_is_switched_off_nor_after(
+    warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: True)
+    pods = [*PODS[:1], cast("Serving", Off("b")), cast("Serving", Off("never served"))]
+    last(monkeypatch, {"b": {"unit": "old"}})
+    assert asyncio.run(running(pods)) is pulumi.UNKNOWN
+    last(monkeypatch, {"b": {"unit": "old", "running": False}})
+    assert asyncio.run(running(pods)) == {"a": {"unit": "new"}, "b": {"unit": "old", "running": False}}

@@ -32,7 +32,7 @@ class Engine:
         if self.down:
             return subprocess.CompletedProcess(words, 125, "", "Cannot connect to the daemon\n")
         verb, last = words[0], words[-1]
-        if verb == "run":
+        if verb in ("run", "create"):
             return self._run(words)
         if verb == "image":
             return subprocess.CompletedProcess(words, 0, "", "")
@@ -43,6 +43,8 @@ class Engine:
             if self.port_taken:
                 return subprocess.CompletedProcess(words, 125, "", "Error: cannot listen: address already in use\n")
             self.start(found)
+        elif verb == "stop":
+            self.stop(found["Name"])
         elif verb == "rm":
             del self.containers[found["Name"]]
         return subprocess.CompletedProcess(words, 0, json.dumps([found]), "")
@@ -52,10 +54,21 @@ class Engine:
         name = next(value for option, value in options if option == "--name")
         assert name not in self.containers
         self.made += 1
+        given = [value.split(":") for option, value in options if option == "--publish"]
+        bindings = {f"{inside}/tcp": [{"HostIp": host, "HostPort": port}] for host, port, inside in given}
         labels = dict(value.split("=", 1) for option, value in options if option == "--label")
         ports = [value.split(":")[-1] for option, value in options if option == "--publish"]
-        self.containers[name] = {"Id": f"id-{self.made}", "Name": name, "Config": {"Labels": labels}, "ports": ports}
-        self.start(self.containers[name])
+        self.containers[name] = {
+            "Id": f"id-{self.made}",
+            "Name": name,
+            "Config": {"Labels": labels},
+            "State": {"Running": False, "StartedAt": "never"},
+            "NetworkSettings": {"Ports": {}},
+            "HostConfig": {"PortBindings": bindings},
+            "ports": ports,
+        }
+        if words[0] == "run":
+            self.start(self.containers[name])
         return subprocess.CompletedProcess(words, 0, "", "")
 
     def start(self, container: dict[str, Any]) -> None:
@@ -269,5 +282,84 @@ def test_what_systemd_needs_of_each_engine() -> None:
         "--tmpfs=/run",
         "--tmpfs=/run/lock",
         "--security-opt=apparmor=unconfined",
+        "--stop-signal=SIGRTMIN+3",
         *limits,
     ]
+
+
+OFF = {**PROPS, "running": False}
+
+
+def test_a_container_is_stopped_and_started_again(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    difference = PROVIDER.diff(made.id, made.outs, OFF)
+    assert (difference.changes, difference.replaces or []) == (True, [])
+    off = PROVIDER.update(made.id, made.outs, OFF).outs
+    assert off == {**made.outs, "running": False}, "its ports stay known"
+    assert not engine.containers[NAME]["State"]["Running"]
+    assert PROVIDER.diff(made.id, off, OFF).changes is False
+
+    difference = PROVIDER.diff(made.id, off, PROPS)
+    assert (difference.changes, difference.replaces) == (True, [])
+    on = PROVIDER.update(made.id, off, PROPS).outs
+    assert on is not None
+    assert "running" not in on
+    assert on["started"] == "start 2"
+    assert engine.containers[NAME]["Id"] == made.id
+    assert PROVIDER.diff(made.id, on, PROPS).changes is False
+
+
+def test_how_a_stopped_container_is_described_matters_when_it_is_to_run(
+    engine: Engine, enter: Callable[[str], Path]
+) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    off = PROVIDER.update(made.id, made.outs, {**OFF, "shmMiB": 512}).outs
+    assert off is not None
+    assert PROVIDER.diff(made.id, off, {**OFF, "shmMiB": 512}).changes is False
+    difference = PROVIDER.diff(made.id, off, {**PROPS, "shmMiB": 512})
+    assert difference.replaces == ["shmMiB", "container"]
+    assert engine.containers[NAME]["Id"] == made.id
+
+
+def test_a_stopped_container_that_somebody_starts_or_removes(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    off = PROVIDER.update(made.id, made.outs, OFF).outs
+    assert off is not None
+    engine.start(engine.containers[NAME])
+    assert PROVIDER.diff(made.id, off, OFF).changes is True
+    assert PROVIDER.update(made.id, off, OFF).outs == off
+    assert not engine.containers[NAME]["State"]["Running"]
+
+    del engine.containers[NAME]
+    assert PROVIDER.diff(made.id, off, OFF).changes is False
+    assert PROVIDER.update(made.id, off, OFF).outs == off
+    assert PROVIDER.diff(made.id, off, PROPS).replaces == ["container"]
+    PROVIDER.delete(made.id, off)
+
+
+def test_a_container_that_is_off_from_the_beginning(engine: Engine, enter: Callable[[str], Path]) -> None:
+    enter("one")
+    made = PROVIDER.create(OFF)
+    assert made.outs is not None
+    assert not engine.containers[NAME]["State"]["Running"]
+    bindings = engine.containers[NAME]["HostConfig"]["PortBindings"]
+    assert made.outs["ssh_port"] == int(bindings["22/tcp"][0]["HostPort"])
+    assert made.outs["endpoint_port"] == int(bindings["8000/tcp"][0]["HostPort"])
+    assert PROVIDER.diff(made.id, made.outs, OFF).changes is False
+    difference = PROVIDER.diff(made.id, made.outs, PROPS)
+    assert (difference.changes, difference.replaces) == (True, [])
+    assert PROVIDER.create(OFF).id == made.id
+
+
+def test_one_that_runs_and_nobody_knows_of_is_stopped(engine: Engine, enter: Callable[[str], Path]) -> None:
+    """An interrupted run left it."""
+    enter("one")
+    left = PROVIDER.create(PROPS)
+    assert PROVIDER.create(OFF).id == left.id
+    assert not engine.containers[NAME]["State"]["Running"]
