@@ -4,12 +4,11 @@
 
 # Its entry in the lock, hashes and all.
 pulumi_aws_pin() { sed -n '/^pulumi-aws==/,/[^\\]$/p' "$ROOT/requirements-aws.txt"; }
+pulumi_aws_version() { version_in "$(pulumi_aws_pin)"; }
 
 # Named after that entry, so that another version or another file is another directory.
 pulumi_aws_site() {
-  local pin
-  pin="$(pulumi_aws_pin)"
-  printf '%s' "$CACHE/tools/pulumi-aws-$(version_in "$pin")-$(printf '%s' "$pin" | hash_of | cut -c1-12)"
+  printf '%s' "$CACHE/tools/pulumi-aws-$(pulumi_aws_version)-$(pulumi_aws_pin | hash_of | cut -c1-12)"
 }
 
 find_pulumi_aws() { [ -d "$(pulumi_aws_site)" ]; }

@@ -3,6 +3,8 @@
 
 UV_MINIMUM=0.7.0
 UV=""
+# The extra of pyproject.toml that .venv is to have, or none; as long as this is empty it keeps what it has.
+EXTRA=""
 
 find_uv() {
   local candidate
@@ -34,10 +36,31 @@ install_uv() {
 
 ensure_uv() { find_uv || locked uv install_uv || die "uv could not be installed"; }
 
+remembered_extra() { cat "$VENV/.extra" 2>/dev/null || true; }
+
+# Empty for none.
+chosen_extra() {
+  case "$EXTRA" in
+    "") remembered_extra ;;
+    none) ;;
+    *) printf '%s' "$EXTRA" ;;
+  esac
+}
+
+with_extra() {
+  local extra
+  extra="$(chosen_extra)"
+  printf '%s' "${extra:+, with the extra $extra}"
+}
+
 # The stamp names what was installed, from where, and the interpreter: a venv whose Python is gone is made again.
 venv_stamp() {
-  printf '%s %s %s\n' "$(hash_of "$ROOT/requirements-dev.txt" "$ROOT/pyproject.toml")" \
-    "$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || echo none)" "$ROOT"
+  local extra
+  extra="$(chosen_extra)"
+  set -- "$ROOT/requirements-dev.txt" ${extra:+"$ROOT/requirements-$extra.txt"} "$ROOT/pyproject.toml"
+  printf '%s %s %s%s\n' "$(hash_of "$@")" \
+    "$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || echo none)" "$ROOT" \
+    "${extra:+ with $extra}"
 }
 
 venv_ready() {
@@ -46,7 +69,7 @@ venv_ready() {
 
 ensure_venv() {
   if venv_ready; then
-    note "python: .venv is what the lock says"
+    note "python: .venv is what the lock says$(with_extra)"
     return 0
   fi
   ensure_uv
@@ -54,20 +77,29 @@ ensure_venv() {
 }
 
 make_venv() {
-  local started=$SECONDS
+  local remembered started=$SECONDS
   venv_ready && return 0
-  say "python: making .venv from requirements-dev.txt"
-  "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+  say "python: making .venv from requirements-dev.txt$(with_extra)"
+  if ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    remembered="$(remembered_extra)"
     logged venv "$UV" venv --clear --python '>=3.10' "$VENV" || return 1
+    # Kept, should the rest fail.
+    printf '%s' "$remembered" >"$VENV/.extra"
+  fi
   # From uv's cache first: it is instant, and it works without a network.
   sync_venv --offline >/dev/null 2>&1 || logged venv-sync sync_venv || return 1
   # Afterwards, since a sync removes what the lock does not name. It needs no network: the backend is in the lock.
   logged venv-project "$UV" pip install --quiet --offline --python "$VENV/bin/python" \
     --no-deps --no-build-isolation --editable "$ROOT" || return 1
+  # A choice that could not be made good is not remembered.
+  printf '%s' "$(chosen_extra)" >"$VENV/.extra"
   venv_stamp >"$VENV/.lock-stamp"
   say "python: .venv ready ($((SECONDS - started)) s)"
 }
 
 sync_venv() {
-  "$UV" pip sync "$@" --quiet --python "$VENV/bin/python" --require-hashes "$ROOT/requirements-dev.txt"
+  local extra
+  extra="$(chosen_extra)"
+  "$UV" pip sync "$@" --quiet --python "$VENV/bin/python" --require-hashes "$ROOT/requirements-dev.txt" \
+    ${extra:+"$ROOT/requirements-$extra.txt"}
 }

@@ -212,6 +212,88 @@ def test_a_changed_lock_makes_the_venv_follow(machine: Machine) -> None:
     ]
 
 
+SYNC = "uv pip sync --offline --quiet --python ROOT/.venv/bin/python --require-hashes ROOT/requirements-dev.txt"
+
+
+def syncs(machine: Machine) -> list[str]:
+    return [call for call in machine.calls() if call.startswith("uv pip sync")]
+
+
+def test_an_extra_that_was_asked_for_once_stays_until_it_is_taken_away(machine: Machine) -> None:
+    machine.dev("setup")
+    assert syncs(machine) == [SYNC]
+    result = machine.dev("setup", "--with", "aws")
+    assert result.returncode == 0, result.stderr
+    assert syncs(machine) == [f"{SYNC} ROOT/requirements-aws.txt"]
+    assert "python: making .venv from requirements-dev.txt, with the extra aws\n" in result.stderr
+    for verb in (("setup",), ("setup", "--with", "aws"), ("test", "--fast"), ("env",)):
+        assert machine.dev(*verb).returncode == 0
+        assert syncs(machine) == []
+    with (machine.root / "requirements-aws.txt").open("a", encoding="utf-8") as lock:
+        lock.write("# changed\n")
+    machine.dev("test", "--fast")
+    assert syncs(machine) == [f"{SYNC} ROOT/requirements-aws.txt"]
+    machine.dev("setup", "--without", "aws")
+    assert syncs(machine) == [SYNC]
+    machine.dev("setup")
+    assert syncs(machine) == []
+
+
+def test_an_extra_outlives_a_python_that_is_gone(machine: Machine) -> None:
+    machine.dev("setup", "--with", "aws")
+    # So that `uv venv --clear` is asked for, and forgets what lay in .venv.
+    machine.fake("uv", UV.replace("mkdir -p", 'rm -rf "$dir" && mkdir -p'))
+    (machine.root / ".venv/bin/python").unlink()
+    machine.calls()
+    assert machine.dev("test", "--fast").returncode == 0
+    assert syncs(machine) == [f"{SYNC} ROOT/requirements-aws.txt"]
+
+
+@pytest.mark.parametrize("python_is_gone", [False, True])
+def test_an_extra_that_could_not_be_installed_is_not_remembered(machine: Machine, python_is_gone: bool) -> None:
+    machine.dev("setup")
+    if python_is_gone:
+        (machine.root / ".venv/bin/python").unlink()
+    machine.fake("uv", UV.replace("pip)", 'pip)\n  case "$*" in *-aws.txt*) echo "uv: no route"; exit 2 ;; esac'))
+    result = machine.dev("setup", "--with", "aws")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-2:] == ["uv: no route", "error: the Python environment could not be made"]
+    machine.calls()
+    assert machine.dev("env").returncode == 0
+    assert set(syncs(machine)) <= {SYNC}
+
+
+def test_an_extra_is_not_taken_from_the_environment(machine: Machine) -> None:
+    assert machine.dev("setup", EXTRA="aws").returncode == 0
+    assert syncs(machine) == [SYNC]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--with", "azure"], "setup: after --with comes aws, not azure"),
+        (["--without"], "setup: after --without comes aws"),
+        (["aws"], "setup takes --with aws, --without aws and --retry, not aws"),
+    ],
+)
+def test_setup_says_what_it_takes(machine: Machine, arguments: list[str], told: str) -> None:
+    result = machine.dev("setup", *arguments)
+    assert (result.returncode, result.stderr) == (1, f"error: {told}\n")
+    assert machine.calls() == []
+
+
+def test_beside_the_stand_in_setup_says_how_to_have_the_plugin_for_aws(machine: Machine) -> None:
+    version = re.findall(r"^pulumi-aws==([\d.]+)", (ROOT / "requirements-aws.txt").read_text(encoding="utf-8"), re.M)[0]
+    told = (
+        "aws plugin: beside the stand-in pulumi fetches none by itself. "
+        f"To have it: pulumi plugin install resource aws {version}\n"
+    )
+    assert told not in machine.dev("setup").stderr
+    assert told in machine.dev("setup", "--with", "aws", "--retry").stderr
+    machine.fake("pulumi-resource-command", "#!/bin/sh\n")
+    assert told not in machine.dev("setup").stderr
+
+
 def test_a_venv_without_the_lora_command_gets_it(machine: Machine) -> None:
     machine.dev("setup")
     (machine.root / ".venv/bin/lora").unlink()

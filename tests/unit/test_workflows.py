@@ -145,6 +145,22 @@ def test_the_next_step_finds_what_was_set_up(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("variable", "asked"),
+    [("", ["setup"]), ("aws", ["setup", "--with", "aws"]), ("a b; exit 3", ["setup", "--with", "a b; exit 3"])],
+)
+def test_a_variable_says_what_stacks_on_aws_need(tmp_path: Path, variable: str, asked: list[str]) -> None:
+    for name in ("preview", "up"):
+        (step,) = [step for step in steps(name) if "./dev setup" in str(step.get("run", ""))]
+        assert step["env"] == {"LORA_PODS_WITH": "${{ vars.LORA_PODS_WITH }}"}
+        fake = tmp_path / "dev"
+        fake.write_text('#!/bin/sh\n[ "$1" != setup ] || printf "%s\\n" "$@" >asked\n', encoding="utf-8")
+        fake.chmod(0o755)
+        environment = {"PATH": os.environ["PATH"], "GITHUB_ENV": str(tmp_path / name), "LORA_PODS_WITH": variable}
+        subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=environment, check=True)
+        assert (tmp_path / "asked").read_text(encoding="utf-8").splitlines() == asked
+
+
 def test_actionlint_finds_nothing() -> None:
     version = re.findall(r"actionlint v([\d.]+)", (ROOT / "bootstrap/actionlint/go.mod").read_text(encoding="utf-8"))[0]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
