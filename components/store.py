@@ -18,7 +18,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from components.core.errors import UserError
+from components.core.errors import UserError, printable
 from components.store_errors import ATTEMPTS, code_of, refused, sentence, status_of, told
 from components.store_url import StoreUrl
 
@@ -211,10 +211,14 @@ class BundleStore:
     def _holds(self, digest: str, size: int) -> bool:
         found = self._look(digest)
         if found not in (None, size):
-            name = self._url.name(digest)
+            name, options = self._url.name(digest), ""
+            if self._url.endpoint:
+                options += f" --endpoint-url {self._url.endpoint}"
+            if self._url.profile:
+                options += f" --profile {printable(self._url.profile)}"
             raise UserError(
                 f"{self._url.place}: {name} is {found} bytes and should be {size}: it was cut short or altered; "
-                f"remove it (`aws s3 rm {name}`), and run this again where the adapter is"
+                f"remove it (`aws s3 rm {name}{options}`), and run this again where the adapter is"
             )
         return found is not None
 

@@ -403,6 +403,16 @@ def test_an_object_of_another_size_is_told_and_left_alone(wire: Wire, s3: Any) -
     assert wire.calls == ["HeadObject"]
 
 
+def test_the_way_to_remove_it_is_for_the_same_service() -> None:
+    with s3_service() as service:
+        url = parse_store_url(service.store)
+        service.put(url.key(digest_of(SMALL)), b"cut")
+        with pytest.raises(
+            UserError, match=f"`aws s3 rm {url.name(digest_of(SMALL))} --endpoint-url {service.endpoint}`"
+        ):
+            put(BundleStore(url), SMALL)
+
+
 def test_a_part_that_fails_at_first_is_sent_again(wire: Wire, s3: Any, small_parts: int) -> None:
     data = large(3, small_parts)
     wire.then("UploadPart", error("SlowDown", 503), error("InternalError", 500))
