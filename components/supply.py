@@ -102,5 +102,5 @@ def _tail(directory: Path, digest: str, offset: int) -> Iterator[memoryview]:
     if f"sha256:{hashed.hexdigest()}" != digest:
         raise UserError(
             f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
-            "writing there? run pulumi up again when it is done"
+            "writing there? run it again when it is done"
         )
