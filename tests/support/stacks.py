@@ -97,6 +97,7 @@ class Stack:
         pods: Sequence[Mapping[str, Any]],
         models: Sequence[Mapping[str, Any]],
         more: Mapping[str, Any] | None = None,
+        /,
         **secrets: str,
     ) -> None:
         """Write the stack file; what `more` says, and a secret given once, is kept until it is given again."""

@@ -65,7 +65,9 @@ def test_nothing_may_be_written_but_the_comment() -> None:
         parsed = workflow(name)
         for job, declared in parsed["jobs"].items():
             granted[f"{name} {job}"] = declared.get("permissions", parsed["permissions"])
-    assert granted.pop("preview preview") == {"contents": "read", "pull-requests": "write"}
+    # A token that says which repository and branch this is; a role of AWS decides whom it trusts.
+    assert granted.pop("preview preview") == {"contents": "read", "pull-requests": "write", "id-token": "write"}
+    assert granted.pop("up up") == {"contents": "read", "id-token": "write"}
     assert set(map(json.dumps, granted.values())) == {json.dumps({"contents": "read"})}
 
 
