@@ -153,8 +153,7 @@ class BundleStore:
                 read_timeout=60,
                 max_pool_connections=IN_FLIGHT * UPLOADS,
                 s3=None if style == "auto" else {"addressing_style": style},
-                # boto3's own CRCs are unknown to many services; and a presigned URL would ask whoever has it for a
-                # header.
+                # boto3's own CRCs, beside our SHA-256, are unknown to many services.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),

@@ -337,6 +337,14 @@ def test_bytes_that_changed_while_they_were_read_are_not_stored(
     assert "CompleteMultipartUpload" not in wire.calls
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_size_that_the_digest_never_had_is_not_stored(wire: Wire, s3: Any, small_parts: int, parts: int) -> None:
+    data = large(parts, small_parts)[:-9]
+    with pytest.raises(UserError, match="changed while it was read, so it was not stored"):
+        BundleStore(URL).ensure(digest_of(data), len(data) + 1, lambda: by_tens(data))
+    assert (objects(s3), pending(s3)) == ({}, [])
+
+
 @pytest.mark.parametrize("failure", [UserError("it is gone"), KeyboardInterrupt(), OSError("disk"), SystemExit(1)])
 def test_whatever_ends_the_reading_leaves_nothing(
     wire: Wire, s3: Any, small_parts: int, failure: BaseException
