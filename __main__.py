@@ -10,8 +10,8 @@ from components.settings import program_config
 stack = pulumi.get_stack()
 try:
     described = Described(program_config(), stack)
+    deployment = Deployment("lora-pods", described, stack)
 except UserError as error:
     raise pulumi.RunError(str(error)) from None
 
-deployment = Deployment("lora-pods", described, stack)
 pulumi.export("engines", deployment.engines)

@@ -12,7 +12,7 @@ from components.core.errors import printable
 from components.core.listing import listed
 from components.described import Described, served_by
 from components.engine import VllmEngine
-from components.pods.gpu_pod import GpuPod, switched_off
+from components.pods.gpu_pod import GpuPod, pod_options, switched_off
 from components.preview import cut, summary
 from components.running import Serving, last_outputs, left_on_pods, running
 from components.settings import Pod, Settings
@@ -26,6 +26,7 @@ class Deployment(pulumi.ComponentResource):
     def __init__(self, name: str, described: Described, stack: str, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("lora-pods:index:Deployment", name, {}, opts)
         child = pulumi.ResourceOptions(parent=self)
+        options = pod_options(described.settings, child)
         off = [pod.base for pod in described.settings.pods if switched_off(pod, described.settings)]
         self._left = left_on_pods() if off else None
         tell(described)
@@ -34,7 +35,7 @@ class Deployment(pulumi.ComponentResource):
             model: AdapterBundle(model, facts, described.settings.store, child)
             for model, facts in sorted(described.bundles.items())
         }
-        serving = [self._serve(pod, described, stack, child) for pod in described.settings.pods]
+        serving = [self._serve(pod, described, stack, options[pod.base], child) for pod in described.settings.pods]
         self.engines = pulumi.Output.from_input(running(serving))
         # `pulumi up` runs the program twice; what will change is told once, and before it does.
         if pulumi.runtime.is_dry_run():
@@ -42,10 +43,17 @@ class Deployment(pulumi.ComponentResource):
             _: pulumi.Output[bool] = pulumi.Output.from_input(self._summarise(serving))
         self.register_outputs({})
 
-    def _serve(self, pod: Pod, described: Described, stack: str, child: pulumi.ResourceOptions) -> Serving:
+    def _serve(
+        self,
+        pod: Pod,
+        described: Described,
+        stack: str,
+        on_pod: pulumi.ResourceOptions,
+        child: pulumi.ResourceOptions,
+    ) -> Serving:
         settings, planned = described.settings, described.engines[pod.base]
         bundles, aliases = served_by(pod, settings, described.bundles)
-        on = GpuPod(pod, settings, stack, self._left, child)
+        on = GpuPod(pod, settings, stack, self._left, on_pod)
         kept = [self._bundles[model] for model in sorted(bundles)] if settings.store else []
         placed = PlacedBundles(pod.base, planned.key, stack, on, bundles, kept, child)
         engine = VllmEngine(planned, pod, on, settings, stack, placed.placed, child)

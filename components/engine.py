@@ -120,7 +120,7 @@ def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], ali
         ),
         blob_path,
     )
-    return PlannedEngine(key, plan, render_unit(plan, key=key))
+    return PlannedEngine(key, plan, render_unit(plan, key=key, on_ec2=pod.ec2 is not None))
 
 
 def _nothing() -> pulumi.Output[dict[str, Any]]:

@@ -38,10 +38,10 @@ class Connection:
     `credential` says where the private key is found; it is no secret itself.
     """
 
-    address: str
+    address: pulumi.Input[str]
     port: pulumi.Input[int]
     user: str
-    host_key: str
+    host_key: pulumi.Input[str]
     credential: str
     private_key: pulumi.Output[str]
     plugin_host_key: pulumi.Input[str] | None = None

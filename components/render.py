@@ -19,7 +19,7 @@ _HOMES = re.compile(r"(?<![\w.-])/(home|root|run/user)/")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def render_unit(plan: EnginePlan, *, key: str) -> str:
+def render_unit(plan: EnginePlan, *, key: str, on_ec2: bool = False) -> str:
     """Return the whole unit file of the engine called `key` (`naming.engine_key`), ending in a newline.
 
     The same plan and key give the same text. Raises UserError for what systemd cannot pass on to vLLM exactly as
@@ -38,6 +38,7 @@ def render_unit(plan: EnginePlan, *, key: str) -> str:
         blobs=sorted({root for root in plan.served.values() if root and root.startswith(f"{POD_ROOT}/blobs/")}),
         command=command,
         gpu=plan.gpu,
+        on_ec2=on_ec2,
         environment=[environment_word(name, value) for name, value in sorted(environment.items())],
         protect_home="read-only" if _reads_homes(plan) else "yes",
         secrets_path=secrets_path(key),

@@ -89,7 +89,7 @@ def described(instance_type: str) -> str:
 
 
 def cpu_architecture(instance_type: str) -> Literal["x86_64", "arm64"]:
-    """What an instance type's CPU is, by the name: AWS marks Graviton and Grace with a g after the generation's digit."""
+    """What an instance type's CPU is, by the name: AWS marks Arm by a g after the generation's digit."""
     family = instance_type.split(".")[0]
     marks = re.sub(r"^[a-z]+[0-9]+", "", family)
     return "arm64" if "g" in marks or family == "a1" else "x86_64"

@@ -23,6 +23,21 @@ def switched_off(pod: Pod, settings: Settings) -> bool:
     return not settings.running and pod.host is None
 
 
+def pod_options(settings: Settings, opts: pulumi.ResourceOptions) -> dict[str, pulumi.ResourceOptions]:
+    """By base, the options of its pod: with the provider of its cloud, which pods of one account and region share.
+
+    Raises UserError for what a cloud would refuse or is missing here, before anything is made.
+    """
+    options = {pod.base: opts for pod in settings.pods}
+    if any(pod.ec2 for pod in settings.pods):
+        # Here, since pulumi-aws is installed only where a stack uses it.
+        from components.pods import ec2
+
+        for base, provider in ec2.providers(settings, opts).items():
+            options[base] = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(providers=[provider]))
+    return options
+
+
 class GpuPod(pulumi.ComponentResource):
     """One base's machine. `machine` is the contract; `prepared` is what everything put on it has to wait for.
 
@@ -48,11 +63,12 @@ class GpuPod(pulumi.ComponentResource):
         """
         super().__init__("lora-pods:index:GpuPod", pod.base, {}, opts)
         self.switched_off, self._left = switched_off(pod, settings), left
+        # An instance may be gone of which the state has these still: no destroy should wait for it to answer.
+        self._never_undone = pod.ec2 is not None
         child = pulumi.ResourceOptions(parent=self)
         if pod.sandbox:
             self.machine = sandbox.machine(pod.sandbox, pod, settings, stack, child)
         elif pod.ec2:
-            # Here, since pulumi-aws is installed only where a stack uses it.
             from components.pods import ec2
 
             self.machine = ec2.machine(pod.ec2, pod, settings, stack, child)
@@ -100,7 +116,12 @@ class GpuPod(pulumi.ComponentResource):
 
     def _options(self, parent: pulumi.Resource, after: Sequence[pulumi.Resource | None]) -> pulumi.ResourceOptions:
         there = [resource for resource in after if resource is not None]
-        return pulumi.ResourceOptions(parent=parent, depends_on=there, deleted_with=self.machine.resource)
+        return pulumi.ResourceOptions(
+            parent=parent,
+            depends_on=there,
+            deleted_with=self.machine.resource,
+            retain_on_delete=self._never_undone or None,
+        )
 
 
 def _needs(pod: Pod, key: str) -> dict[str, Any]:

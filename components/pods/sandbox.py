@@ -25,6 +25,7 @@ from components.core.errors import UserError, printable
 from components.core.ssh_key import fingerprint, normalise_host_key
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text, sandbox_credential, sandbox_keys
+from components.pods.keys import new_key
 from components.provider import Provider
 from components.remote import Connection
 from components.settings import Pod, Sandbox, Settings
@@ -362,15 +363,8 @@ def _generated_keys(name: str) -> str:
 
 
 def _generate(path: Path) -> None:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    private, public = new_key()
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
         out.write(private)
-    path.with_name(path.name + ".pub").write_bytes(public + b"\n")
+    path.with_name(path.name + ".pub").write_text(public + "\n", encoding="ascii")

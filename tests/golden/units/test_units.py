@@ -16,8 +16,13 @@ from tests.unit import unit_text_model as systemd
 CASES = sorted(path.parent for path in Path(__file__).parent.glob("*/case.json"))
 
 
-def load(directory: Path) -> tuple[EnginePlan, str]:
+def case_of(directory: Path) -> dict[str, Any]:
     case: dict[str, Any] = json.loads((directory / "case.json").read_text(encoding="utf-8"))
+    return case
+
+
+def load(directory: Path) -> tuple[EnginePlan, str]:
+    case = case_of(directory)
     adapters = [PlannedAdapter(**adapter) for adapter in case["adapters"]]
     options = EngineOptions(**case["options"])
     plan = plan_engine(case["base"], case["python"], adapters, case["aliases"], options, blob_path)
@@ -25,13 +30,13 @@ def load(directory: Path) -> tuple[EnginePlan, str]:
 
 
 def test_there_are_cases() -> None:
-    assert len(CASES) == 8
+    assert len(CASES) == 9
 
 
 @pytest.mark.parametrize("directory", CASES, ids=lambda path: path.name)
 def test_unit(directory: Path, update_golden: bool) -> None:
     plan, key = load(directory)
-    unit = render_unit(plan, key=key)
+    unit = render_unit(plan, key=key, on_ec2=case_of(directory).get("onEc2", False))
     expected = directory / "expected.service"
     if update_golden:
         expected.write_bytes(unit.encode())
