@@ -1005,10 +1005,9 @@ class Interrupted(Exception):
 class Part:
     """What is here of a bundle on its way: how many bytes, and their hash so far."""
 
-    def __init__(self, file: Any, size: int) -> None:
+    def __init__(self, file: Any) -> None:
         self.file = file
-        kept = os.fstat(file.fileno()).st_size
-        self.begin(kept if kept <= size else 0)
+        self.begin(self.at)
 
     def begin(self, at: int) -> None:
         self.file.truncate(at)
@@ -1186,7 +1185,7 @@ class Fetches:
                 return False
             while True:
                 with open(self.store.staged(hexdigest, ".tar.part"), "a+b", buffering=0) as file:
-                    part = Part(file, wanted.size)
+                    part = Part(file)
                     kept = part.at
                     self.complete(part, wanted, line)
                     os.fsync(file.fileno())
@@ -1217,8 +1216,6 @@ class Fetches:
                 if self.interrupted.wait(PAUSES[failures]):
                     raise Interrupted from None
                 failures += 1
-            finally:
-                line.sock, line.due = None, math.inf
 
     def ask(self, part: Part, wanted: Wanted, line: Line, offset: int) -> None:
         """Asks for the bytes after `offset`, once, and takes what comes, never more than the bundle has."""
@@ -1247,6 +1244,8 @@ class Fetches:
                 part.begin(0)
                 raise altered(wanted, "more than %d" % wanted.size)
         finally:
+            line.end()  # an answer that was not read to its end would hold the connection open for a while
+            line.sock, line.due = None, math.inf
             connection.close()
 
     def connected(self, wanted: Wanted) -> Any:
