@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from components.core.adapter_files import shown_path
+from components.core.capacity import GIB, Unknown
 from components.core.check.adapter_check import Against
-from components.core.check.base_model import BaseFacts, read_base_model
+from components.core.check.base_model import BaseFacts, read_base_config, read_base_model
+from components.core.check.base_sizes import sizes_of
 from components.core.check.remembered import check_all
 from components.core.check.told_once import Checked, told_once
 from components.core.digest_cache import DigestCache
+from components.core.ec2_gpus import gpus_of
 from components.core.engine_plan import lora_target_modules
 from components.core.errors import printable
 from components.core.findings import FaultError, Finding
+from components.core.slot_budget import Memory
 from components.core.vllm_loader import version_warning
 from components.locked import Present
 from components.settings import Pod, Settings
@@ -44,6 +48,30 @@ def verdict_on(present: Sequence[Present], settings: Settings, cache: DigestCach
     verdict.faults += told_once(checked, "error")
     verdict.warnings += told_once(checked, "warning")
     return verdict
+
+
+def memory_of(pod: Pod, settings: Settings) -> Memory | None:
+    """What is known of the memory of a pod's GPU and of its base's sizes; None where the stack file says neither.
+
+    An instance type says something only together with the base's config.json. What cannot be read is told by
+    `verdict_on`.
+    """
+    gpus, path = gpus_of(pod.ec2.instance_type) if pod.ec2 else None, settings.base_config(pod)
+    if pod.device == "cpu":
+        return None
+    if pod.engine.gpu_memory_gi_b is not None:
+        memory = int(pod.engine.gpu_memory_gi_b * GIB)
+    elif gpus is not None and path is not None:
+        memory = gpus.gpu.memory_mib * 1024**2
+    else:
+        return None
+    if path is None:
+        return Memory(memory, Unknown("the base's config.json is not at hand (baseConfig)"))
+    try:
+        config, base = read_base_config(path)
+    except FaultError:
+        return None
+    return Memory(memory, sizes_of(config, base))
 
 
 def _against(pod: Pod, settings: Settings, verdict: Verdict) -> Against:

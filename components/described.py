@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from components.checked import verdict_on
+from components.checked import memory_of, verdict_on
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.engine import PlannedEngine, planned_engine
@@ -37,7 +37,8 @@ class Described:
         for pod in settings.pods:
             place = settings.places[pod.base]
             try:
-                engines[pod.base] = planned_engine(stack, pod, *served_by(pod, settings, found.bundles))
+                adapters, aliases = served_by(pod, settings, found.bundles)
+                engines[pod.base] = planned_engine(stack, pod, adapters, aliases, memory_of(pod, settings))
                 warnings += [f"{place}.engine: {warning}" for warning in engines[pod.base].plan.warnings]
             except UserError as error:
                 faults.append(f"{place}.engine: {error}")

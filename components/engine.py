@@ -11,6 +11,7 @@ import pulumi
 from components.core.digest_cache import BundleFacts
 from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
 from components.core.naming import blob_path, engine_key, unit_name, url_host
+from components.core.slot_budget import Memory
 from components.pods.gpu_pod import GpuPod
 from components.remote import pod_command, result, told
 from components.render import render_unit
@@ -96,7 +97,9 @@ class VllmEngine(pulumi.ComponentResource):
         self.register_outputs({})
 
 
-def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], aliases: Sequence[str]) -> PlannedEngine:
+def planned_engine(
+    stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], aliases: Sequence[str], memory: Memory | None = None
+) -> PlannedEngine:
     """Plan and render a pod's engine. Raises UserError for what vLLM would refuse or systemd could not pass on."""
     engine, key = pod.engine, engine_key(stack, pod.base)
     plan = plan_engine(
@@ -117,6 +120,7 @@ def planned_engine(stack: str, pod: Pod, bundles: Mapping[str, BundleFacts], ali
             env=engine.env,
             device=pod.device,
             vllm=pod.vllm_version,
+            memory=memory,
         ),
         blob_path,
     )

@@ -10,10 +10,12 @@ import math
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from components.core.capacity import Unknown
 from components.core.errors import UserError, printable
+from components.core.slot_budget import Budget, Memory, budget_of, shown
 from components.core.vllm_loader import loader_rules, round_up_rank
 from components.core.vllm_rules import (
     JSON_LIST_FLAGS,
@@ -28,10 +30,12 @@ from components.core.vllm_rules import (
 Json: TypeAlias = str | int | float | bool | Sequence["Json"] | Mapping[str, "Json"] | None
 
 MAX_LORAS_CAP = 8
-"""How many adapters share a batch unless engine.maxLoras says so: every slot holds GPU memory for the largest rank."""
+"""How many adapters share a batch unless engine.maxLoras or what is known of the GPU's memory says so: every slot holds
+memory for the largest rank."""
 
 _DEFAULT_ENVIRONMENT = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
 _STOP_SECONDS = 60
+_SMALLER = "take a larger GPU, a smaller base or engine.maxModelLen, or adapters of a smaller rank"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 
 
@@ -61,6 +65,8 @@ class EngineOptions:
     device: Literal["gpu", "cpu"] = "gpu"
     vllm: str | None = None
     """The version that is pinned, if one is."""
+    memory: Memory | None = None
+    """What is known of the GPU's memory; None where the stack file says nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +108,15 @@ def plan_engine(
     """Plan the vLLM that serves `base`, its other names `aliases`, and every adapter.
 
     `python` is the pod's interpreter with vLLM; `blob_path` says where a digest lies unpacked. Raises UserError for a
-    base vLLM could not be told, a rank above its ceiling, overrides that contradict each other, and arguments or
-    variables that are this project's own.
+    base vLLM could not be told, a rank above its ceiling, overrides that contradict each other, more than the GPU's
+    memory holds, and arguments or variables that are this project's own.
     """
     if not base or base.startswith("-"):
         raise UserError(f"base {printable(base)!r} cannot be given to vLLM: it is empty or begins with a dash")
     adapters = sorted(adapters, key=lambda adapter: adapter.id)
     served = _served(base, adapters, sorted(aliases), blob_path)
-    flags = _lora_flags(adapters, options)
+    arguments = _user_arguments(options.args)
+    flags = _lora_flags(adapters, options, arguments)
     argv = [python, "-m", SERVER_MODULE]
     argv += _flag("model", base)
     argv += ["--served-model-name", base, *sorted(aliases)]
@@ -122,7 +129,6 @@ def plan_engine(
     ):
         if value is not None:
             argv += _flag(name, value)
-    arguments = _user_arguments(options.args)
     for name in arguments:
         argv += _user_flag(name, arguments[name])
     if adapters:
@@ -190,7 +196,9 @@ def _served(
     return served
 
 
-def _lora_flags(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> tuple[PlannedFlag, ...]:
+def _lora_flags(
+    adapters: Sequence[PlannedAdapter], options: EngineOptions, arguments: Mapping[str, Json]
+) -> tuple[PlannedFlag, ...]:
     for key, value in (("maxLoras", options.max_loras), ("maxCpuLoras", options.max_cpu_loras)):
         if value is not None and value < 1:
             raise UserError(f"engine.{key} is {value}; it must be at least 1")
@@ -201,21 +209,68 @@ def _lora_flags(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> t
         )
     if not adapters:
         return ()
-    max_loras = _max_loras(len(adapters), options)
-    return (max_loras, _max_lora_rank(adapters, options), _max_cpu_loras(len(adapters), int(max_loras.value), options))
+    rank = _max_lora_rank(adapters, options)
+    budget = _budget(int(rank.value), options, arguments)
+    max_loras = _max_loras(len(adapters), options, budget)
+    if isinstance(budget, Budget):
+        rank = _with_its_cost(rank, adapters, options, budget, int(max_loras.value))
+    return (max_loras, rank, _max_cpu_loras(len(adapters), int(max_loras.value), options))
 
 
-def _max_loras(count: int, options: EngineOptions) -> PlannedFlag:
-    def flag(value: int, reason: str) -> PlannedFlag:
-        return PlannedFlag("max-loras", str(value), reason)
+def _budget(rank: int, options: EngineOptions, arguments: Mapping[str, Json]) -> Budget | Unknown | None:
+    """What the engine has of its GPU; None where nothing is said of that."""
+    if options.memory is None:
+        return None
+    return budget_of(
+        options.memory,
+        rank,
+        version=loader_rules(options.vllm).minor,
+        max_model_len=options.max_model_len,
+        utilization=options.gpu_memory_utilization,
+        dtype=options.dtype,
+        targets=lora_target_modules(options.args),
+        arguments=arguments,
+    )
 
+
+def _max_loras(count: int, options: EngineOptions, budget: Budget | Unknown | None) -> PlannedFlag:
+    value, reason = _chosen_max_loras(count, options, budget.most if isinstance(budget, Budget) else None)
+    if isinstance(budget, Unknown):
+        reason += f"; the GPU's memory is not counted: {budget.reason}"
+    elif budget is not None:
+        if not budget.fits(value):
+            mend = "lower engine.maxLoras" if options.max_loras and budget.fits(1) else _SMALLER
+            raise UserError(f"{budget.excess(value)}; {mend}")
+        reason += f": {budget.told(value)}"
+    return PlannedFlag("max-loras", str(value), reason)
+
+
+def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None) -> tuple[int, str]:
+    """How many adapters share a batch, and why; `fitting` is how many should by the GPU's memory, where it is known."""
+    limit = MAX_LORAS_CAP if fitting is None else max(1, fitting)
     if options.max_loras is not None:
-        return flag(options.max_loras, "engine.maxLoras")
-    if options.max_cpu_loras is not None and options.max_cpu_loras < min(count, MAX_LORAS_CAP):
-        return flag(options.max_cpu_loras, f"{_adapters(count)}, capped by engine.maxCpuLoras")
-    if count > MAX_LORAS_CAP:
-        return flag(MAX_LORAS_CAP, f"{_adapters(count)}, capped at {MAX_LORAS_CAP} for memory")
-    return flag(count, f"{_adapters(count)}, all may share a batch")
+        return options.max_loras, "engine.maxLoras"
+    if options.max_cpu_loras is not None and options.max_cpu_loras < min(count, limit):
+        return options.max_cpu_loras, f"{_adapters(count)}, capped by engine.maxCpuLoras"
+    if count <= limit:
+        return count, f"{_adapters(count)}, all may share a batch"
+    if fitting is None:
+        return limit, f"{_adapters(count)}, capped at {limit} for memory"
+    return limit, f"{_adapters(count)}, as many as {'leave the KV cache its share' if fitting else 'can be'}"
+
+
+def _with_its_cost(
+    rank: PlannedFlag, adapters: Sequence[PlannedAdapter], options: EngineOptions, budget: Budget, slots: int
+) -> PlannedFlag:
+    """The rank's flag, with what the one adapter costs that raises it for all."""
+    _, *others = sorted((adapter.rank for adapter in adapters), reverse=True)
+    if options.max_lora_rank is not None or not others:
+        return rank
+    lower = round_up_rank(others[0], loader_rules(options.vllm))
+    if lower == budget.rank:
+        return rank
+    more = slots * (budget.slot - budget.slot * lower // budget.rank)
+    return replace(rank, reason=f"{rank.reason}, and raises it from {lower} for all slots, +{shown(more)}")
 
 
 def _max_lora_rank(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> PlannedFlag:

@@ -80,8 +80,9 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         "(the user and the port have their own keys)",
         "pods[3].host.hostKey: is missing",
         "pods[3].engine.port: Input should be a valid integer",
-        "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryUtilization, "
-        "listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, python, readyTimeoutSeconds, vllm",
+        "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryGiB, "
+        "gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, python, "
+        "readyTimeoutSeconds, vllm",
         "pods[4]: give exactly one kind of pod: `host: {address: …, hostKey: …}`, `sandbox: {}` or `ec2: {…}`",
         "models[1].id: acme-v1 is also models[0]; each id names one model",
         "models[2].id: 'org/base' cannot be used; an id has 1 to 96 letters, digits, dots, dashes and underscores, and "

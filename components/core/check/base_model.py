@@ -130,7 +130,12 @@ def split_layer(name: str) -> tuple[str, int | None]:
 
 
 def read_base_model(path: Path) -> BaseFacts:
-    """Reads a base's config.json, or the one in the directory `path`.
+    """What a base's config.json says of it, or the one in the directory `path`. Raises as `read_base_config` does."""
+    return read_base_config(path)[1]
+
+
+def read_base_config(path: Path) -> tuple[Mapping[str, object], BaseFacts]:
+    """Reads a base's config.json, or the one in the directory `path`: all of it, and what it says of the base.
 
     Raises:
         FaultError: it cannot be read, is larger than 4 MiB, is no JSON object, has a key twice or names no
@@ -159,7 +164,7 @@ def read_base_model(path: Path) -> BaseFacts:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         hint = " (this is an adapter's config)" if "peft_type" in document else ""
         raise _no_base(place, f"names no architectures; name the config.json of the base model{hint}.")
-    return base_model_of(document, architectures[0], hashlib.sha256(raw).hexdigest())
+    return document, base_model_of(document, architectures[0], hashlib.sha256(raw).hexdigest())
 
 
 def _no_base(place: str, message: str) -> FaultError:

@@ -1,0 +1,171 @@
+"""How many adapters may share a batch on a GPU of known memory.
+
+The rule: their slots take at most a quarter of what the weights leave, and leave the KV cache room for four requests of
+`maxModelLen` tokens. The rest is for a larger KV cache, and for activations, which vLLM measures while it starts. What
+cannot start at all is told with its numbers: weights, slots and the KV cache of a single request need more than there
+is (`_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py ends vLLM then).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from components.core.capacity import (
+    GIB,
+    BaseSizes,
+    Quantization,
+    Slots,
+    Unknown,
+    slot_bytes,
+    token_bytes,
+    weight_bytes,
+)
+
+# Whose allocations capacity.py counts.
+VERSIONS = ((0, 32), (0, 33))
+SLOTS_AT_MOST = 4
+"""One part in so many of what the weights leave."""
+REQUESTS_AT_LEAST = 4
+
+# `gpu_memory_utilization` in vllm/config/cache.py (0.32.0, 0.33.0)
+_UTILIZATION = 0.92
+# `auto` makes float32 smaller: `_resolve_auto_dtype` in vllm/config/model.py
+_NUMBERS = {"auto": 2, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+_CACHED_NUMBERS = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+_COUNTED = frozenset(
+    {
+        "fully-sharded-loras",
+        "kv-cache-dtype",
+        "lora-dtype",
+        "lora-target-modules",
+        "quantization",
+        "tensor-parallel-size",
+    }
+)
+# What is in the names of vLLM's other flags that change what lies on a GPU (vllm/engine/arg_utils.py).
+_CHANGING = (
+    "context",
+    "format",
+    "hf-",
+    "kv-",
+    "lora",
+    "memory",
+    "model-",
+    "num-gpu",
+    "offload",
+    "parallel",
+    "quant",
+    "spec",
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is known of the memory that an engine gets: of each GPU, and of what its base takes of it."""
+
+    gpu_bytes: int
+    base: BaseSizes | Unknown
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One GPU's bytes for an engine, and what takes them."""
+
+    share: int
+    weights: int
+    slot: int
+    """What one more adapter per batch takes."""
+    request: int
+    """The KV cache of one request of `tokens` tokens, which is `maxModelLen`."""
+    tokens: int
+    rank: int
+
+    @property
+    def most(self) -> int:
+        """The most adapters per batch, by the rule; 0 where not even one keeps to it."""
+        left = self.share - self.weights
+        return max(0, min(left // SLOTS_AT_MOST, left - REQUESTS_AT_LEAST * self.request) // max(1, self.slot))
+
+    def fits(self, slots: int) -> bool:
+        """Whether so many slots leave room for a single request."""
+        return self.weights + slots * self.slot + self.request <= self.share
+
+    def told(self, slots: int) -> str:
+        """The sum, as a clause."""
+        rest = self.share - self.weights - slots * self.slot
+        return (
+            f"{shown(self.weights)} of weights and {slots} × {shown(self.slot)} of slots leave {shown(rest)} of "
+            f"{shown(self.share)}"
+        )
+
+    def excess(self, slots: int) -> str:
+        """What needs more than there is, as a clause."""
+        counted = f"{slots} slots" if slots > 1 else "a slot"
+        taken = slots * self.slot
+        return (
+            f"weights of {shown(self.weights)}, {counted} for adapters of rank {self.rank} ({shown(taken)}) and the KV "
+            f"cache of one request of {self.tokens} tokens ({shown(self.request)}) need "
+            f"{shown(self.weights + taken + self.request)}, and vLLM gets {shown(self.share)} of the GPU"
+        )
+
+
+def budget_of(
+    memory: Memory,
+    rank: int,
+    *,
+    version: tuple[int, ...],
+    max_model_len: int | None,
+    utilization: float | None,
+    dtype: str | None,
+    targets: Collection[str] | None,
+    arguments: Mapping[str, object],
+) -> Budget | Unknown:
+    """What an engine has of a GPU, by what its stack file says; `arguments` are its other flags in vLLM's spelling."""
+    if version not in VERSIONS:
+        return Unknown(f"what vLLM {'.'.join(map(str, version))} allocates is not known here")
+    if isinstance(memory.base, Unknown):
+        return memory.base
+    if max_model_len is None:
+        return Unknown("engine.maxModelLen is not given")
+    for name in arguments:
+        if name not in _COUNTED and any(part in name for part in _CHANGING):
+            return Unknown(f"what engine.args: {name} changes of it is not known here")
+    base = memory.base
+    if "quantization" in arguments and base.quantization is None:
+        if arguments["quantization"] != "fp8":
+            return Unknown("what a weight takes by engine.args: quantization is not known here")
+        base = replace(base, quantization=Quantization(8))
+    number_bytes = _NUMBERS.get(dtype or "auto")
+    cached = arguments.get("kv-cache-dtype", "auto")
+    cached_bytes = number_bytes if cached == "auto" else _CACHED_NUMBERS.get(str(cached))
+    lora = arguments.get("lora-dtype", "auto")
+    lora_bytes = number_bytes if lora == "auto" else _NUMBERS.get(str(lora))
+    split = _whole(arguments.get("tensor-parallel-size", 1))
+    if number_bytes is None or cached_bytes is None or lora_bytes is None or split is None:
+        return Unknown("engine.dtype or engine.args have a value that is not known here")
+    sharded = arguments.get("fully-sharded-loras") is True
+    slot = slot_bytes(base, Slots(rank, lora_bytes, split, sharded, targets))
+    weights = weight_bytes(base, number_bytes, split)
+    token = token_bytes(base, cached_bytes, split)
+    if isinstance(slot, Unknown):
+        return slot
+    if isinstance(weights, Unknown):
+        return weights
+    if isinstance(token, Unknown):
+        return token
+    share = int(memory.gpu_bytes * (_UTILIZATION if utilization is None else utilization))
+    return Budget(share, weights, slot, max_model_len * token, max_model_len, rank)
+
+
+def shown(amount: int) -> str:
+    """Bytes as people compare them: `15.0 GiB`, `88 MiB`."""
+    return f"{amount / GIB:.1f} GiB" if abs(amount) >= GIB else f"{amount / 1024**2:.0f} MiB"
+
+
+def _whole(value: object) -> int | None:
+    """A positive whole number, as Pulumi's configuration may write it."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,87 @@
+"""Where a stack file says what a pod's GPU has and what its base is made of, the plan counts with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.core.engine_plan import PlannedFlag
+from components.settings import SettingsError
+from tests.components.test_described import BASE, LLAMA, described, pod, project, stack_file
+from tests.support.adapters import seeded_adapter
+
+__all__ = ["project"]
+
+EC2: dict[str, Any] = {
+    "base": BASE,
+    "ec2": {"instanceType": "g6e.xlarge", "region": "eu-central-1", "sshCidr": "203.0.113.7/32", "volumeGiB": 200},
+    "engine": {"vllm": {"version": "0.33.0"}, "maxModelLen": 1024},
+}
+# Of a base of a few kilobytes.
+SUM = "0 MiB of weights and 3 × 0 MiB of slots leave"
+PLAIN = "3 adapters, all may share a batch"
+
+
+@pytest.fixture
+def base_config(project: Path) -> Path:
+    path = project / "base" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(LLAMA))
+    return path
+
+
+def max_loras(served: dict[str, Any]) -> str:
+    flag = described(stack_file(pods=[served])).engines[BASE].plan.flags[0]
+    assert (flag.name, flag.value) == ("max-loras", "3")
+    return flag.reason
+
+
+def on_host(**engine: Any) -> dict[str, Any]:
+    return {**pod(maxModelLen=1024, **engine), "baseConfig": "../base"}
+
+
+def test_a_host_says_what_its_gpu_has(base_config: Path) -> None:
+    assert max_loras(on_host(gpuMemoryGiB=24)) == f"{PLAIN}: {SUM} 22.1 GiB of 22.1 GiB"
+    assert max_loras(on_host(gpuMemoryGiB=24, gpuMemoryUtilization=0.5)) == f"{PLAIN}: {SUM} 12.0 GiB of 12.0 GiB"
+    assert max_loras(on_host()) == PLAIN
+
+
+def test_an_instance_type_says_it_where_the_base_is_known(base_config: Path) -> None:
+    assert max_loras({**EC2, "baseConfig": "../base"}) == f"{PLAIN}: {SUM} 41.1 GiB of 41.1 GiB"
+    assert max_loras(EC2) == PLAIN
+    strange = {**EC2, "ec2": {**EC2["ec2"], "instanceType": "z9.xlarge"}, "baseConfig": "../base"}
+    assert max_loras(strange) == PLAIN
+    strange["engine"] = {**EC2["engine"], "gpuMemoryGiB": 100}
+    assert max_loras(strange) == f"{PLAIN}: {SUM} 92.0 GiB of 92.0 GiB"
+
+
+def test_what_was_asked_and_cannot_be_counted_is_said(project: Path) -> None:
+    assert max_loras(pod(maxModelLen=1024, gpuMemoryGiB=24)) == (
+        f"{PLAIN}; the GPU's memory is not counted: the base's config.json is not at hand (baseConfig)"
+    )
+    assert max_loras(pod(maxModelLen=1024, gpuMemoryGiB=24, device="cpu")) == PLAIN
+
+
+def test_what_the_gpu_cannot_hold_is_a_fault_of_the_file(base_config: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        described(stack_file(pods=[on_host(gpuMemoryGiB=0.00005)]))
+    (fault,) = caught.value.faults
+    assert fault.startswith("pods[0].engine: weights of 0 MiB, a slot for adapters of rank 8 (0 MiB) and ")
+
+
+def test_a_config_that_cannot_be_read_is_told_once(base_config: Path) -> None:
+    base_config.write_text("{")
+    with pytest.raises(SettingsError) as caught:
+        described(stack_file(pods=[on_host(gpuMemoryGiB=24)]))
+    assert [fault.partition(": ")[0] for fault in caught.value.faults] == ["pods[0].baseConfig"]
+
+
+def test_a_rank_that_one_adapter_alone_needs_is_told_with_its_cost(project: Path, base_config: Path) -> None:
+    seeded_adapter(project / "adapters" / "v2", seed=2, rank=16)
+    flags = described(stack_file(pods=[on_host(gpuMemoryGiB=24)])).engines[BASE].plan.flags
+    assert flags[1] == PlannedFlag(
+        "max-lora-rank", "16", "largest rank is 16 (acme-v2), and raises it from 8 for all slots, +0 MiB"
+    )
