@@ -433,22 +433,22 @@ def test_ctrl_c_leaves_nothing_half_sent(
 
 
 def test_ctrl_c_ends_all_uploads_at_once(project: Path) -> None:
-    """In a process of its own, with an upload that would take for ever."""
+    """In a process of its own, with an upload that would take for ever. Two threads' prints would mix."""
     root = Path(__file__).resolve().parents[2]
     program = (
-        "import sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
+        "import os, sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
         "from components import store\n"
         "from components.cli.main import main\n"
         "class Slow:\n"
         "    def __init__(self, url): pass\n"
         "    def size(self, digest): return None\n"
         "    def ensure(self, digest, size, chunks):\n"
-        "        print('begun', flush=True)\n"
+        "        os.write(1, b'begun\\n')\n"
         "        try:\n"
         "            while True:\n"
         "                for chunk in chunks(): time.sleep(0.01)\n"
         "        except BaseException as error:\n"
-        "            print('undone', type(error).__name__, flush=True)\n"
+        "            os.write(1, f'undone {type(error).__name__}\\n'.encode())\n"
         "            raise\n"
         "store.BundleStore = Slow\n"
         "sys.exit(main(['push', '-s', 'acme']))\n"
