@@ -129,7 +129,7 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
     if ec2.public_ip:
         elastic = aws.ec2.Eip(f"{pod.base}-address", domain="vpc", tags=tags, opts=opts)
         associated = aws.ec2.EipAssociation(
-            f"{pod.base}-address", allocation_id=elastic.allocation_id, instance_id=instance.id, opts=opts
+            f"{pod.base}-association", allocation_id=elastic.allocation_id, instance_id=instance.id, opts=opts
         )
         address, ready = elastic.public_ip, [*ready, associated]
     reached_at = "127.0.0.1" if pod.listen in LOOPBACK else address
