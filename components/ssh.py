@@ -192,8 +192,8 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
             )
         except asyncssh.HostKeyNotVerifiable:
             raise UserError(
-                f"{address} shows another host key than the stack file's: it is another machine, or someone is in "
-                "between; if the machine was replaced on purpose, set its new hostKey"
+                f"{address} shows another host key than the pinned one: it is another machine, or someone is in "
+                "between; if a host was replaced on purpose, set its new hostKey"
             ) from None
         except asyncssh.PermissionDenied:
             raise UserError(

@@ -99,7 +99,7 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
         vpc_security_group_ids=[firewall.id],
         # Its name and no output: an instance has the key of the day it was made, and another one does not replace it.
         key_name=name,
-        iam_instance_profile=_store_reader(pod, ec2, settings, name, tags, opts),
+        iam_instance_profile=_store_reader(pod, ec2, settings, stack, tags, opts),
         metadata_options=aws.ec2.InstanceMetadataOptionsArgs(
             http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
         ),
@@ -150,9 +150,12 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
     )
 
 
-def aws_name(stack: str, base: str) -> str:
-    """What a pod's things are called at AWS; they live as long as the pod does (docs/naming.md)."""
-    name = f"lora-pods-{engine_key(stack, base)}"
+def aws_name(stack: str, base: str, region: str | None = None) -> str:
+    """What a pod's things are called at AWS; they live as long as the pod does (docs/naming.md).
+
+    IAM knows no regions, so a name there has its pod's: in another one, the new role comes before the old one goes.
+    """
+    name = "-".join(filter(None, ("lora-pods", engine_key(stack, base), region)))
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -224,14 +227,15 @@ def _spot() -> aws.ec2.InstanceInstanceMarketOptionsArgs:
 
 
 def _store_reader(
-    pod: Pod, ec2: Ec2, settings: Settings, name: str, tags: Mapping[str, str], opts: pulumi.ResourceOptions
+    pod: Pod, ec2: Ec2, settings: Settings, stack: str, tags: Mapping[str, str], opts: pulumi.ResourceOptions
 ) -> pulumi.Output[str] | None:
     """The profile of an instance that may read the store's bundles and nothing else; None without a store in S3."""
     if settings.store is None or settings.store.endpoint:
         return None
+    name = aws_name(stack, pod.base, ec2.region)
     trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
     role = aws.iam.Role(f"{pod.base}-role", name=name, assume_role_policy=_policy(trust), tags=tags, opts=opts)
-    partition = next((name for start, name in _PARTITIONS if ec2.region.startswith(start)), "aws")
+    partition = next((found for start, found in _PARTITIONS if ec2.region.startswith(start)), "aws")
     # A prefix may hold a star, which is any text in a policy.
     folder = settings.store.folder.replace("*", "${*}")
     bundles = f"arn:{partition}:s3:::{settings.store.bucket}/{folder}*"
@@ -243,8 +247,8 @@ def _store_reader(
         opts=opts,
     )
     profile = aws.iam.InstanceProfile(f"{pod.base}-profile", name=name, role=role.name, tags=tags, opts=opts)
-    found: pulumi.Output[str] = profile.name
-    return found
+    profile_name: pulumi.Output[str] = profile.name
+    return profile_name
 
 
 def _policy(statement: Mapping[str, object]) -> str:

@@ -35,6 +35,7 @@ pytestmark = [
 ]
 
 REGION = "eu-central-1"
+ROLE = f"{NAME}-{REGION}"
 AWS_TAGS = [{"Key": key, "Value": value} for key, value in TAGS.items()]
 # In the order of their dependencies.
 KINDS = (
@@ -274,7 +275,7 @@ def test_aws_makes_what_is_declared(account: Account, cloud: Cloud) -> None:
     assert instance["InstanceType"] == "g6e.xlarge"
     assert instance["KeyName"] == NAME
     assert [one["GroupId"] for one in instance["SecurityGroups"]] == [group["GroupId"]]
-    assert instance["IamInstanceProfile"]["Arn"].endswith(f":instance-profile/{NAME}")
+    assert instance["IamInstanceProfile"]["Arn"].endswith(f":instance-profile/{ROLE}")
     assert sorted(instance["Tags"], key=str) == sorted(AWS_TAGS, key=str)
     asked = account.ec2.describe_instance_attribute(InstanceId=instance["InstanceId"], Attribute="userData")
     assert HOST_KEY.splitlines()[1].encode() in base64.b64decode(asked["UserData"]["Value"])
@@ -286,13 +287,13 @@ def test_aws_makes_what_is_declared(account: Account, cloud: Cloud) -> None:
     (address,) = account.ec2.describe_addresses()["Addresses"]
     assert (address["Domain"], address["InstanceId"]) == ("vpc", instance["InstanceId"])
 
-    profile = account.iam.get_instance_profile(InstanceProfileName=NAME)["InstanceProfile"]
-    assert [role["RoleName"] for role in profile["Roles"]] == [NAME]
-    policy = account.iam.get_role_policy(RoleName=NAME, PolicyName="store")["PolicyDocument"]
+    profile = account.iam.get_instance_profile(InstanceProfileName=ROLE)["InstanceProfile"]
+    assert [role["RoleName"] for role in profile["Roles"]] == [ROLE]
+    policy = account.iam.get_role_policy(RoleName=ROLE, PolicyName="store")["PolicyDocument"]
     assert policy["Statement"] == [
         {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::acme/bundles/sha256/*"}
     ]
-    assert account.iam.list_attached_role_policies(RoleName=NAME)["AttachedPolicies"] == []
+    assert account.iam.list_attached_role_policies(RoleName=ROLE)["AttachedPolicies"] == []
 
 
 def test_switched_off_it_is_stopped_and_keeps_disk_and_address(account: Account, cloud: Cloud) -> None:

@@ -296,11 +296,12 @@ def test_regions_and_profiles_have_a_provider_each() -> None:
 )
 def test_with_a_store_an_instance_may_read_its_bundles_and_nothing_else(region: str, store: str, bundles: str) -> None:
     planned = plan(stack_file(pod(region=region), store=store))
-    assert planned.one("Instance").inputs["iamInstanceProfile"] == NAME
-    assert planned.one("InstanceProfile").inputs == {"name": NAME, "role": NAME, "tags": TAGS}
+    name = f"{NAME}-{region}"
+    assert planned.one("Instance").inputs["iamInstanceProfile"] == name
+    assert planned.one("InstanceProfile").inputs == {"name": name, "role": name, "tags": TAGS}
     role = planned.one("Role").inputs
     assert {**role, "assumeRolePolicy": json.loads(role["assumeRolePolicy"])} == {
-        "name": NAME,
+        "name": name,
         "assumeRolePolicy": {
             "Version": "2012-10-17",
             "Statement": [
@@ -312,7 +313,7 @@ def test_with_a_store_an_instance_may_read_its_bundles_and_nothing_else(region: 
     policy = planned.one("RolePolicy").inputs
     assert {**policy, "policy": json.loads(policy["policy"])} == {
         "name": "store",
-        "role": NAME,
+        "role": name,
         "policy": {
             "Version": "2012-10-17",
             "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": bundles}],

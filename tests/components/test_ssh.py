@@ -95,7 +95,7 @@ def test_a_refused_key_is_told_at_once() -> None:
 def test_another_host_key_is_told_at_once() -> None:
     async def run() -> None:
         async with server(swallow, host_key=STRANGER) as address:
-            with pytest.raises(UserError, match="shows another host key than the stack file's"):
+            with pytest.raises(UserError, match="shows another host key than the pinned one"):
                 async with open_session(address, text(CLIENT)):
                     pass
 

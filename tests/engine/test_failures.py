@@ -44,7 +44,7 @@ def test_a_first_engine_that_does_not_start_leaves_none(client: Client, machine:
 def test_a_machine_with_another_host_key(client: Client) -> None:
     client.pods[0]["host"]["hostKey"] = generate_key(client.stack.checkout.root / "other-host-key")
     run = client.up(fails=True)
-    assert "shows another host key than the stack file's" in run.output
+    assert "shows another host key than the pinned one" in run.output
     assert "Traceback" not in run.output
     assert f"Command {BASE}-prepare" not in run.operations, "nothing is said to a machine nobody vouched for"
 
