@@ -80,15 +80,15 @@ def _absolute_path(value: str) -> str:
 
 def _cidr(value: str) -> str:
     try:
-        return str(ipaddress.ip_network(value))
+        return str(ipaddress.IPv4Network(value))
     except ValueError:
         raise UserError(
-            "must be a network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits beyond its prefix"
+            "must be an IPv4 network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits beyond its prefix"
         ) from None
 
 
 def _region(value: str) -> str:
-    if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", value):
+    if not re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-[0-9]+", value):
         raise UserError("must be a region's name as AWS writes it, such as eu-central-1")
     return value
 
@@ -198,6 +198,15 @@ class Ec2(_Part):
     public_ip: bool = True
     """Whether it is reached at an Elastic IP; else at its private address, from within its network."""
     profile: Line | None = None
+
+    @model_validator(mode="after")
+    def _private_in_a_subnet(self) -> Ec2:
+        if not self.public_ip and self.subnet_id is None:
+            raise ValueError(
+                "publicIp: false needs a `subnetId` that this machine reaches, and that leads to the internet by a NAT "
+                "gateway"
+            )
+        return self
 
 
 class Pod(_Part):

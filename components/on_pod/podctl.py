@@ -68,6 +68,7 @@ LOADING_SPARE_SECONDS = 300.0  # for what an activation does besides waiting for
 FETCHES = 4  # bundles that come from a store at the same time
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before a store is asked again
 CONNECT_SECONDS = 20.0
+CLOUD_INIT_SECONDS = 1200.0  # what a new machine does by itself is waited for
 STALL_SECONDS = 60.0  # a store that sends less than SLOWEST bytes in these is not waited for
 SLOWEST = 64 * 1024
 BUSY = (408, 429, 500, 502, 503, 504)  # what a store may answer now and not a moment later
@@ -2479,9 +2480,20 @@ def base_faults(base: str, homes_shown: bool) -> Iterator[str]:
             return
 
 
+def await_cloud_init() -> None:
+    """A machine that was just made grows its disk and installs packages, some of it when sshd answers already."""
+    ran = run("cloud-init", "status", "--wait", seconds=CLOUD_INIT_SECONDS)
+    if ran.status == 124:
+        say("cloud-init is still at work after %d minutes: going on without it" % (CLOUD_INIT_SECONDS // 60))
+    elif ran.status == 1:
+        say("cloud-init ended with an error (`cloud-init status --long` on the pod says which): going on")
+
+
 def verb_prepare(store: Store, document: Document) -> Document:
     """Everything an engine will need from this pod, checked at once; then this program and vLLM are put there."""
     needs = field(document, "needs", dict)
+    if optional(needs, "cloudInit", bool):
+        await_cloud_init()
     gpus = gpu_names() if field(needs, "gpu", bool) else []
     python, base = optional(needs, "python", str), optional(needs, "base", str)
     version = optional(needs, "vllm.version", str)

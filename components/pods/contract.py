@@ -20,6 +20,8 @@ class Machine:
     `endpoint` is the engine's OpenAI URL as this laptop reaches it; where the engine listens on the pod's loopback
     only, as the pod does. `resource` is set where the machine itself is one of ours, and all on it goes with it.
     `ready` is what has to be there before it can be reached, and `patience` how many seconds it is given to answer.
+    `incarnation` is set where the way to it says nothing of it: when it changes, the machine is (re)starting, and is
+    waited for.
     """
 
     connection: Connection
@@ -28,3 +30,4 @@ class Machine:
     resource: pulumi.Resource | None = None
     ready: tuple[pulumi.Resource, ...] = ()
     patience: int = PATIENCE
+    incarnation: pulumi.Input[str] | None = None

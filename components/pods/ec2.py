@@ -41,8 +41,6 @@ PATIENCE = 600
 LONGEST_NAME = 64
 # Ubuntu 24.04, since its own Python is one that vLLM runs on.
 AMI_PARAMETER = "/aws/service/deeplearning/ami/{0}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-# By the beginning of a region's name: https://docs.aws.amazon.com/general/latest/gr/aws-arns-and-namespaces.html
-_PARTITIONS = (("cn-", "aws-cn"), ("us-gov-", "aws-us-gov"))
 _ANYWHERE = ("0.0.0.0/0", "::/0")
 
 
@@ -80,7 +78,8 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
     )
     firewall = aws.ec2.SecurityGroup(
         f"{pod.base}-security-group",
-        name=name,
+        # One of another VPC is there before the old one goes, which the instance holds until then.
+        name_prefix=f"{name}-",
         description="A pod of lora-pods",
         vpc_id=_vpc(ec2, opts),
         ingress=list(_ingress(ec2, pod)),
@@ -94,8 +93,7 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
         instance_type=ec2.instance_type,
         instance_market_options=_spot() if ec2.spot else None,
         subnet_id=ec2.subnet_id,
-        # Where AWS should choose, nothing is said: an Elastic IP would be taken for a change of it.
-        associate_public_ip_address=False if ec2.subnet_id and not ec2.public_ip else None,
+        associate_public_ip_address=None if ec2.public_ip else False,
         vpc_security_group_ids=[firewall.id],
         # Its name and no output: an instance has the key of the day it was made, and another one does not replace it.
         key_name=name,
@@ -112,8 +110,11 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
             opts,
             # The key pair is referred to by its name alone, and has to be there before.
             depends_on=[key_pair],
-            # Today's AMI, and what a later release would tell cloud-init, are for instances that are made later.
-            ignore_changes=["user_data"] if ec2.ami else ["ami", "user_data"],
+            ignore_changes=_ignored(ec2, settings),
+            # A spot instance that is stopped cannot be given another type (EC2's user guide, spot interruptions).
+            replace_on_changes=["instance_type"] if ec2.spot else None,
+            # Two at a time would need twice the quota, and the first one's address goes before the second one serves.
+            delete_before_replace=True,
             additional_secret_outputs=["user_data"],
         ),
     )
@@ -147,7 +148,17 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
         resource=instance,
         ready=tuple(ready),
         patience=PATIENCE,
+        # Behind an Elastic IP, another instance or a restarted one is reached as the first was.
+        incarnation=pulumi.Output.format("{0} {1}", instance.id, ec2.instance_type),
     )
+
+
+def _ignored(ec2: Ec2, settings: Settings) -> list[str]:
+    """What of an instance stays as it was made; all of it while it is off: a change would switch it on."""
+    if not settings.running:
+        return ["*"]
+    # What a later release tells cloud-init, today's AMI, and what an Elastic IP is taken for, are for later instances.
+    return ["user_data", "associate_public_ip_address", *([] if ec2.ami else ["ami"])]
 
 
 def aws_name(stack: str, base: str, region: str | None = None) -> str:
@@ -184,8 +195,8 @@ def _todays_ami(ec2: Ec2, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
         name=AMI_PARAMETER.format(cpu_architecture(ec2.instance_type)),
         opts=pulumi.InvokeOutputOptions(parent=opts.parent),
     )
-    # `value` is a secret whatever the parameter is, and would make one of the AMI.
-    ami: pulumi.Output[str] = parameter.insecure_value
+    # A public parameter, whatever the provider makes of it.
+    ami: pulumi.Output[str] = pulumi.Output.unsecret(parameter.value)
     return ami
 
 
@@ -235,15 +246,15 @@ def _store_reader(
     name = aws_name(stack, pod.base, ec2.region)
     trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
     role = aws.iam.Role(f"{pod.base}-role", name=name, assume_role_policy=_policy(trust), tags=tags, opts=opts)
-    partition = next((found for start, found in _PARTITIONS if ec2.region.startswith(start)), "aws")
+    partition = aws.get_partition_output(opts=pulumi.InvokeOutputOptions(parent=opts.parent)).partition
     # A prefix may hold a star, which is any text in a policy.
     folder = settings.store.folder.replace("*", "${*}")
-    bundles = f"arn:{partition}:s3:::{settings.store.bucket}/{folder}*"
+    bundles = pulumi.Output.format("arn:{0}:s3:::{1}/{2}*", partition, settings.store.bucket, folder)
     aws.iam.RolePolicy(
         f"{pod.base}-store",
         name="store",
         role=role.name,
-        policy=_policy({"Effect": "Allow", "Action": "s3:GetObject", "Resource": bundles}),
+        policy=bundles.apply(lambda arn: _policy({"Effect": "Allow", "Action": "s3:GetObject", "Resource": arn})),
         opts=opts,
     )
     profile = aws.iam.InstanceProfile(f"{pod.base}-profile", name=name, role=role.name, tags=tags, opts=opts)
@@ -256,10 +267,21 @@ def _policy(statement: Mapping[str, object]) -> str:
 
 
 def _user_data(host_key: HostKey) -> pulumi.Output[str]:
-    """What cloud-init is told: this host key, and no other. JSON is YAML."""
+    """What cloud-init is told: this host key and no other, and what an AMI may lack. JSON is YAML.
+
+    podctl makes its venv with the first package; Triton, which vLLM compiles kernels with, needs Python.h of the other.
+    """
     private: pulumi.Output[str] = pulumi.Output.secret(host_key.private_key)
     keys = {"ed25519_private": private, "ed25519_public": host_key.public_key}
-    config = pulumi.Output.json_dumps({"ssh_deletekeys": True, "ssh_keys": keys}, sort_keys=True)
+    config = pulumi.Output.json_dumps(
+        {
+            "ssh_deletekeys": True,
+            "ssh_keys": keys,
+            "package_update": True,
+            "packages": ["python3-venv", "python3-dev"],
+        },
+        sort_keys=True,
+    )
     return pulumi.Output.concat("#cloud-config\n", config)
 
 

@@ -136,4 +136,5 @@ def _needs(pod: Pod, key: str) -> dict[str, Any]:
         # into its start with less.
         "shmMiB": 160,
         "vllm": {"version": engine.vllm.version} if engine.vllm else None,
+        **({"cloudInit": True} if pod.ec2 else {}),
     }

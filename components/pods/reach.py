@@ -47,7 +47,8 @@ class ReachedPodProvider(Provider):
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         if _off(_olds) or _off(_news):
             return DiffResult(changes=_off(_olds) != _off(_news))
-        return DiffResult(changes=_olds.get("connection") != _news.get("connection") or _olds["machine"] == OTHER)
+        other = any(_olds.get(key) != _news.get(key) for key in ("connection", "incarnation"))
+        return DiffResult(changes=other or _olds["machine"] == OTHER)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
         if _off(props):
@@ -102,6 +103,8 @@ class ReachedPod(Resource, module="lora-pods", name="ReachedPod"):
         # What is as usual is left out, so that it is no difference from what earlier releases recorded.
         if machine.patience != PATIENCE:
             props["patience"] = machine.patience
+        if machine.incarnation is not None:
+            props["incarnation"] = machine.incarnation
         if not running:
             props["running"] = False
         super().__init__(ReachedPodProvider(), name, props, opts)

@@ -77,7 +77,8 @@ class Account:
         )
 
     def _SecurityGroup(self, name: str, left: dict[str, Any]) -> None:
-        group_name, vpc = left.pop("name"), left.pop("vpcId", None)
+        # The provider adds 26 characters of its own, so that no name is there already.
+        group_name, vpc = left.pop("namePrefix") + "0" * 26, left.pop("vpcId", None)
         assert not group_name.startswith("sg-"), "AWS takes no name like an id"
         # moto takes any id.
         self.ec2.describe_vpcs(VpcIds=[vpc] if vpc else [])
@@ -164,7 +165,7 @@ class Account:
         return found
 
     def security_group(self) -> dict[str, Any]:
-        (group,) = self.ec2.describe_security_groups(GroupNames=[NAME])["SecurityGroups"]
+        (group,) = self.ec2.describe_security_groups(GroupNames=[f"{NAME}-{'0' * 26}"])["SecurityGroups"]
         found: dict[str, Any] = group
         return found
 
@@ -343,7 +344,7 @@ Change = Callable[[dict[str, Any]], Any]
         ("SecurityGroup", lambda inputs: inputs["ingress"][0].update(protocol="tpc"), "is no protocol"),
         ("SecurityGroup", lambda inputs: inputs["egress"].append(inputs["egress"][0]), r"InvalidPermission\.Duplicate"),
         ("SecurityGroup", lambda inputs: inputs.update(vpcId="vpc-0123456789abcdef0"), r"InvalidVpcID\.NotFound"),
-        ("SecurityGroup", lambda inputs: inputs.update(name="sg-pod"), "no name like an id"),
+        ("SecurityGroup", lambda inputs: inputs.update(namePrefix="sg-pod"), "no name like an id"),
         ("Role", lambda inputs: inputs.update(name="lora-pods/x"), "is no roleNameType"),
         ("Role", lambda inputs: inputs.update(name="x" * 65), "is longer than a roleNameType"),
         (

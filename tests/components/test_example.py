@@ -34,7 +34,8 @@ def test_it_loads(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     short = {key.removeprefix("lora-pods:"): value for key, value in config.items()}
     settings = load(Config(short, sshPrivateKey=PRIVATE_KEY, apiKey="key"))
-    assert [(pod.host or pod.ec2 or pod.sandbox).__class__.__name__ for pod in settings.pods] == ["Host", "Ec2", "Sandbox"]
+    kinds = [type(pod.host or pod.ec2 or pod.sandbox).__name__ for pod in settings.pods]
+    assert kinds == ["Host", "Ec2", "Sandbox"]
     assert settings.directory == ROOT / "stacks"
 
 

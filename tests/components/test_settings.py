@@ -253,7 +253,7 @@ def test_what_an_ec2_pod_may_not_say() -> None:
     assert faults(pods=[{**EC2_POD, "ec2": wrong}, {**EC2_POD, "base": "b", "engine": {}}]) == [
         "pods[0].ec2.instanceType: must be an instance type as AWS writes it, such as g6e.xlarge",
         "pods[0].ec2.region: must be a region's name as AWS writes it, such as eu-central-1",
-        "pods[0].ec2.sshCidr: must be a network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits "
+        "pods[0].ec2.sshCidr: must be an IPv4 network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits "
         "beyond its prefix",
         "pods[0].ec2.volumeGiB: Input should be greater than or equal to 8",
         "pods[0].ec2.subnetId: must be an id as AWS writes it: subnet-0123456789abcdef0",
@@ -273,6 +273,10 @@ def test_an_ec2_pod_needs_a_key_and_no_port_that_leads_nowhere() -> None:
         "pods[0].ec2: needs the key that opens it: `pulumi config set --secret sshPrivateKey < ~/.ssh/id_ed25519`",
         "pods[0].ec2.engineCidr: opens a port at which nothing listens; let the engine listen there as well: "
         "`engine: {listen: 0.0.0.0}`",
+    ]
+    assert faults(pods=[{**EC2_POD, "ec2": {**EC2, "publicIp": False}}]) == [
+        "pods[0].ec2: publicIp: false needs a `subnetId` that this machine reaches, and that leads to the internet by "
+        "a NAT gateway"
     ]
     listening = {**open_to, "engine": {**EC2_POD["engine"], "listen": "0.0.0.0"}}
     assert faults(pods=[listening]) == [

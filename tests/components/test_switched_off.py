@@ -201,6 +201,13 @@ def test_a_kind_of_pod_says_how_long_it_is_waited_for(monkeypatch: pytest.Monkey
     assert provider.waited == [600, 600, 60]
 
 
+def test_a_machine_that_restarts_under_the_same_address_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Asked(monkeypatch)
+    made = provider.create({**PROPS, "incarnation": "i-1 g6e.xlarge"}).outs or {}
+    assert provider.diff("id", made, {**PROPS, "incarnation": "i-1 g6e.xlarge"}).changes is False
+    assert provider.diff("id", made, {**PROPS, "incarnation": "i-1 g6e.2xlarge"}).changes is True
+
+
 def test_a_refresh_of_a_pod_that_does_not_answer_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = Asked(monkeypatch)
     made = provider.create(PROPS)

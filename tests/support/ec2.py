@@ -47,6 +47,7 @@ class Declared:
     delete_before_replace: bool
     deleted_with: str
     retained: bool
+    replaced_on: tuple[str, ...]
 
 
 @dataclass
@@ -78,7 +79,10 @@ class Cloud(Mocks):
         self.asked.append((args.token, dict(args.args), _name(args.provider)))
         if args.token == "aws:ssm/getParameter:getParameter":
             architecture = args.args["name"].split("/")[5]
-            return {"insecureValue": self.todays_ami[architecture], "value": "a secret"}, []
+            return {"value": self.todays_ami[architecture]}, []
+        if args.token == "aws:index/getPartition:getPartition":
+            china = self.asked[-1][2].startswith("aws-cn-")
+            return {"partition": "aws-cn" if china else "aws"}, []
         assert args.token == "aws:ec2/getSubnet:getSubnet"
         return {"id": args.args["id"], "vpcId": VPC}, []
 
@@ -105,6 +109,7 @@ class Monitor(MockMonitor):
                 request.deleteBeforeReplace,
                 _name(request.deletedWith),
                 request.retainOnDelete,
+                tuple(request.replaceOnChanges),
             )
         return answer
 

@@ -108,6 +108,24 @@ def test_a_machine_that_has_everything(machine: Machine, pod: PodDirectory) -> N
     assert installed.stat() == written
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (0, []),
+        (2, []),  # degraded: it got over something
+        (127, []),  # an AMI without it
+        (1, ["cloud-init ended with an error (`cloud-init status --long` on the pod says which): going on"]),
+        (124, ["cloud-init is still at work after 20 minutes: going on without it"]),
+    ],
+)
+def test_a_machine_that_was_just_made_is_let_finish(machine: Machine, status: int, said: list[str]) -> None:
+    machine.programs[("cloud-init", "status", "--wait")] = podctl.Ran(status, "", "")
+    answer = machine.prepare(cloudInit=True)
+    assert (answer.status, answer.lines) == (0, said)
+    machine.programs[("cloud-init", "status", "--wait")] = podctl.Ran(1, "", "")
+    assert machine.prepare().lines == [], "nobody else waits for it"
+
+
 def test_every_fault_is_reported_at_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(podctl, "pid_1_fault", lambda: "PID 1 is sshd and must be systemd")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
