@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -391,3 +392,12 @@ def test_what_is_wrong_is_refused(account: Account, cloud: Cloud, kind: str, cha
             return
         account.play(item)
     raise AssertionError(f"there is no {kind}")
+
+
+def test_the_policies_that_the_documents_show_are_policies(account: Account) -> None:
+    root = Path(__file__).resolve().parents[2]
+    (shown,) = re.findall(r"```json\n(.*?)```", (root / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for name, text in (("store", shown), ("ec2", (root / "docs" / "ec2-policy.json").read_text(encoding="utf-8"))):
+        account.iam.create_policy(PolicyName=name, PolicyDocument=text)
+    with pytest.raises(ClientError, match="MalformedPolicyDocument"):
+        account.iam.create_policy(PolicyName="wrong", PolicyDocument=shown.replace("s3:GetObject", "GetObject"))
