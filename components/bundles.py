@@ -28,27 +28,28 @@ from components.supply import Supply
 class AdapterBundleProvider(Provider):
     """A bundle is its digest: it is made anew when, and only when, the digest changes. It touches no pod.
 
-    Where the stack has a store, the bundle is there once the resource is. A delete leaves it: other stacks and pods may
-    mean the same bytes, and `lora gc-store` knows who does.
+    Where the stack has a store, the bundle is there once the resource is; one that neither this machine nor the store
+    has may still be on every pod, and is looked for again by the next run. A delete leaves it in the store: other
+    stacks and pods may mean the same bytes, and `lora gc-store` knows who does.
     """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        self._keep(props)
-        return CreateResult(props["digest"], props)
+        return CreateResult(props["digest"], self._kept(props))
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        self._keep(_news)
-        return UpdateResult(_news)
+        return UpdateResult(self._kept(_news))
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         replaces = ["digest"] if _olds.get("digest") != _news.get("digest") else []
         moved = _olds.get("store") != _news.get("store")
         return DiffResult(changes=bool(replaces) or moved, replaces=replaces, delete_before_replace=False)
 
-    def _keep(self, props: Mapping[str, Any]) -> None:
-        if props.get("store"):
-            wanted = {props["model"]: props["digest"]}
-            Supply(wanted, self.settings()).keep({props["digest"]: int(props["size"])})
+    def _kept(self, props: dict[str, Any]) -> dict[str, Any]:
+        if not props.get("store"):
+            return props
+        wanted = {props["model"]: props["digest"]}
+        nowhere = Supply(wanted, self.settings()).keep({props["digest"]: int(props["size"])})
+        return {**props, "store": ""} if nowhere else props
 
 
 class AdapterBundle(Resource, module="lora-pods", name="AdapterBundle"):
@@ -165,7 +166,7 @@ async def _send(props: Mapping[str, Any], settings: Settings) -> None:
         supply = Supply({model: digest for model, digest in wanted.items() if digest in missing}, settings)
         if settings.store:
             # In a thread, so that the connection is kept alive meanwhile.
-            await asyncio.to_thread(supply.keep, sizes)
+            await asyncio.to_thread(supply.demand_stored, sizes)
             await session.call(line("fetch"), {"bundles": supply.offers(sizes)})
             return
         supply.demand(missing)

@@ -53,20 +53,26 @@ class Supply:
                 f"{'them' if many else 'it'}"
             )
 
-    def keep(self, sizes: Mapping[str, int]) -> None:
-        """See to it that the store has these bundles. Raises UserError, with all of them, for what is nowhere."""
+    def keep(self, sizes: Mapping[str, int]) -> list[str]:
+        """See to it that the store has these bundles; return those that it has not and this machine cannot give it."""
         assert self._store is not None, "who asks for this has a store"
         store, nowhere = opened(self._store), []
         for digest, size in sorted(sizes.items()):
             if digest in self._here:
                 store.ensure(digest, size, self._whole(digest))
             elif store.size(digest) is None:
-                nowhere.append(self._absent[digest])
+                nowhere.append(digest)
+        return nowhere
+
+    def demand_stored(self, sizes: Mapping[str, int]) -> None:
+        """Like `keep`. Raises UserError, with all of them, for what is nowhere: before any pod is told."""
+        nowhere = sorted(self._absent[digest] for digest in self.keep(sizes))
         if nowhere:
+            assert self._store is not None, "who asks for this has a store"
             many = len(nowhere) > 1
             raise UserError(
-                f"neither {self._store.place} nor this machine has {listed(sorted(nowhere))}; run `lora push` where "
-                f"{'they are' if many else 'it is'}, or put the adapter{'s' if many else ''} there"
+                f"the pod lacks what neither {self._store.place} nor this machine has: {listed(nowhere)}; run "
+                f"`lora push` where {'they are' if many else 'it is'}, or put the adapter{'s' if many else ''} there"
             )
 
     def offers(self, sizes: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -76,15 +76,32 @@ def test_a_machine_without_the_bytes_is_content_with_the_stores(
 ) -> None:
     keep("a", "v1")
     shutil.rmtree(project / "adapters")
+    assert keep("a", "v1").outs["store"] == "s3://…"
 
-    assert keep("a", "v1").id == facts["v1"].digest
+
+def test_what_the_store_lacks_is_looked_for_again(s3: S3, keep: Callable[..., Any], project: Path) -> None:
+    """Every pod may have it: going back to it takes no bytes."""
+    (project / "adapters").rename(project / "away")
+    outs = keep("b", "v2").outs
+    assert outs["store"] == ""
+    assert AdapterBundleProvider().diff("id", outs, {**outs, "store": "s3://…"}).changes is True
+    (project / "away").rename(project / "adapters")
+    assert keep("b", "v2").outs["store"] == "s3://…"
+    assert len(s3.objects()) == 1
+
+
+def test_what_a_pod_lacks_and_nobody_has_is_named_before_it_is_told_of_any(
+    s3: S3, pod: Pod, upload: Upload, keep: Callable[..., Any], facts: Facts, project: Path
+) -> None:
+    keep("a", "v1")
+    shutil.rmtree(project / "adapters")
     with pytest.raises(UserError) as caught:
-        keep("b", "v2")
-
+        upload({"a": "v1", "b": "v2"}, store=s3.store)
     assert str(caught.value) == (
-        f"neither s3://lora-pods-tests/team at {s3.endpoint} nor this machine has b ({facts['v2'].digest}) at "
-        "../adapters/v2; run `lora push` where it is, or put the adapter there"
+        f"the pod lacks what neither s3://lora-pods-tests/team at {s3.endpoint} nor this machine has: b "
+        f"({facts['v2'].digest}) at ../adapters/v2; run `lora push` where it is, or put the adapter there"
     )
+    assert [verb for verb, _ in pod.calls] == ["missing"]
 
 
 def test_two_pods_fetch_what_was_uploaded_once(s3: S3, pod: Pod, upload: Upload, facts: Facts, tmp_path: Path) -> None:
