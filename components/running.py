@@ -50,12 +50,18 @@ class Serving:
             return None
         return {
             "endpoint": await pulumi.Output.from_input(self.on.machine.endpoint).future(),
+            # Of a machine that has its address from us, nobody would know it otherwise.
+            **({"ssh": await self._login().future()} if self.instance_type else {}),
             "unit": unit_name(self.planned.key),
             "unitSha256": _sha256(self.planned.unit),
             "secretsRevision": activated["secretsRevision"],
             "models": {self.base: None, **dict.fromkeys(self.aliases), **self.adapters},
             "flags": {flag.name: flag.value for flag in self.planned.plan.flags},
         }
+
+    def _login(self) -> pulumi.Output[str]:
+        connection = self.on.machine.connection
+        return pulumi.Output.format("{0}@{1}", connection.user, connection.address)
 
     async def kept(self, record: Any) -> dict[str, Any] | None:
         """What `engines` says of it while it is switched off: the same as before, and that it is off."""

@@ -345,7 +345,8 @@ def test_the_engine_is_open_to_whom_is_named() -> None:
 
 
 def test_an_engine_on_loopback_is_reached_there() -> None:
-    assert plan(stack_file()).engines[BASE]["endpoint"] == "http://127.0.0.1:8000/v1"
+    engine = plan(stack_file()).engines[BASE]
+    assert (engine["endpoint"], engine["ssh"]) == ("http://127.0.0.1:8000/v1", f"ubuntu@{PUBLIC_IP}")
 
 
 def test_the_world_is_let_in_where_it_is_written_so_and_told_once(warned: list[str]) -> None:
