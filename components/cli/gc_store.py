@@ -147,7 +147,9 @@ def _collect(url: StoreUrl, places: Sequence[_Place], args: argparse.Namespace) 
         print("nothing to remove")
         return 0
     if not args.delete:
-        print(f"--delete removes {_sum(old, len(unfinished))}")
+        doubtful = references.unreadable or (references.no_state and not args.without_state)
+        refusal = ", once nothing is warned of any more" if doubtful else ""
+        print(f"--delete removes {_sum(old, len(unfinished))}{refusal}")
         return 0
     return _remove(store, old, unfinished)
 
@@ -176,8 +178,8 @@ def _refuse_if_in_doubt(references: _References, without_state: bool) -> None:
         )
     if references.no_state and not without_state:
         raise UserError(
-            f"nothing was removed, since {references.no_state}; mend that, or pass --without-state if no deployed "
-            "stack needs more than the locks and stack files name"
+            f"nothing was removed, since {references.no_state}; mend that (`pulumi login`?), or pass "
+            "--without-state if no deployed stack needs more than the locks and stack files name"
         )
 
 

@@ -283,8 +283,8 @@ def test_without_the_state_it_lists_with_a_warning_and_does_not_delete(
     assert gc("--delete") == 1
     assert told(capsys) == (
         "",
-        f"nothing was removed, since {STATES[case]}; mend that, or pass --without-state if no deployed stack needs "
-        "more than the locks and stack files name\n",
+        f"nothing was removed, since {STATES[case]}; mend that (`pulumi login`?), or pass "
+        "--without-state if no deployed stack needs more than the locks and stack files name\n",
     )
     assert calls == {}
 
@@ -293,6 +293,7 @@ def test_without_the_state_it_lists_with_a_warning_and_does_not_delete(
     assert digest("a") in out
     assert "(1 lock, 1 stack file, 0 deployed stacks)" in out
     assert err == f"warning: {STATES[case]}\n"
+    assert out.endswith("--delete removes 1 bundle (1.5 KiB), once nothing is warned of any more\n")
 
     assert gc("--delete", "--without-state") == 0
     assert told(capsys)[0].endswith("removed 1 bundle (1.5 KiB)\n")
