@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from components.core.digest_cache import BundleFacts
+from components.core.errors import UserError
 from components.pods.contract import Machine
 from components.pods.credentials import private_key_text
 from components.pods.gpu_pod import GpuPod
@@ -22,7 +24,7 @@ from components.provider import Provider
 from components.remote import pod_command, podctl_line, podctl_sha256
 from components.settings import Settings
 from components.store_url import StoreUrl
-from components.supply import Supply
+from components.supply import Supply, opened
 
 
 class AdapterBundleProvider(Provider):
@@ -43,6 +45,15 @@ class AdapterBundleProvider(Provider):
         replaces = ["digest"] if _olds.get("digest") != _news.get("digest") else []
         moved = _olds.get("store") != _news.get("store")
         return DiffResult(changes=bool(replaces) or moved, replaces=replaces, delete_before_replace=False)
+
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """A refresh looks whether the store has it still."""
+        settings = self.settings()
+        if settings.store and props.get("store") == settings.store.place:
+            with suppress(UserError):  # a store that cannot be asked says nothing of what it has
+                if opened(settings.store).size(props["digest"]) is None:
+                    return ReadResult(id_, {**props, "store": ""})
+        return ReadResult(id_, props)
 
     def _kept(self, props: dict[str, Any]) -> dict[str, Any]:
         if not props.get("store"):

@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 
 from components.bundles import AdapterBundle, PlacedBundles
-from components.core.errors import printable
+from components.core.errors import UserError, printable
 from components.core.listing import listed
 from components.described import Described, served_by
 from components.engine import VllmEngine
@@ -28,8 +28,11 @@ class Deployment(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         options = pod_options(described.settings, child)
         off = [pod.base for pod in described.settings.pods if switched_off(pod, described.settings)]
-        self._left = left_on_pods() if off else None
+        left = left_on_pods() if off else None
+        self._left = left.names if left else None
         tell(described)
+        if left and (gone := left.sandboxed - {pod.base for pod in described.settings.pods}):
+            _refuse_to_leave(gone, described.settings)
         tell_switched_off(described.settings, off, self._left)
         self._bundles = {
             model: AdapterBundle(model, facts, described.settings.store, child)
@@ -77,6 +80,16 @@ def tell(described: Described) -> None:
     if described.warnings:
         # Pulumi writes the word before the first line alone.
         pulumi.log.warn("\nwarning: ".join(cut(described.warnings)))
+
+
+def _refuse_to_leave(gone: Collection[str], settings: Settings) -> None:
+    """Raise UserError where a sandbox stays that is off, and what another base has on it would have to go."""
+    if any(pod.sandbox for pod in settings.pods):
+        raise UserError(
+            f"lora-pods:running is false, and {listed(sorted(map(printable, gone)))} left the stack file; what it has "
+            "on the sandbox goes only while that is on: set lora-pods:running to true for this change, or put the pod "
+            "back"
+        )
 
 
 def tell_switched_off(settings: Settings, off: Sequence[str], left: Collection[str] | None) -> None:

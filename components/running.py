@@ -16,10 +16,12 @@ import pulumi
 
 from components.core.naming import unit_name
 from components.engine import PlannedEngine, VllmEngine
+from components.pods.credentials import is_sandboxed
 from components.pods.gpu_pod import GpuPod
 from components.preview import Foreseen, is_off
 
 _ON_PODS = ("command:remote:Command", "pulumi-python:dynamic/lora-pods:BundleUpload")
+_REACHED = "pulumi-python:dynamic/lora-pods:ReachedPod"
 
 
 @dataclass(frozen=True)
@@ -118,19 +120,44 @@ async def running(all_of_it: Sequence[Serving]) -> Any:
     return {base: record for base, record in kept.items() if record}
 
 
-def left_on_pods() -> frozenset[str] | None:
-    """The names of what the last update left on pods; None where the backend does not tell.
+@dataclass(frozen=True)
+class Left:
+    """What the last update left on pods."""
+
+    names: frozenset[str]
+    """Of the resources."""
+    sandboxed: frozenset[str]
+    """The bases that a sandbox serves."""
+
+
+def left_on_pods() -> Left | None:
+    """None where the backend does not tell.
 
     `engines` does not say that of a pod that never came as far as an engine. It is asked at once, since a program
     cannot declare a resource or leave it out once it has ended.
     """
     try:
         answer = pulumi.runtime.invoke("pulumi:pulumi:readStackResourceOutputs", {"stackName": _this_stack()})
-        urns = [urn.split("::", 3) for urn in (answer.value or {})["outputs"]]
+        resources = dict((answer.value or {})["outputs"])
     except Exception as error:
         pulumi.log.debug(f"the resources of {_this_stack()} cannot be read: {error}")
         return None
-    return frozenset(name for _, _, kind, name in urns if kind.split("$")[-1] in _ON_PODS)
+    names, sandboxed = set(), set()
+    for urn, resource in resources.items():
+        kind, name = urn.split("::", 3)[2:]
+        if kind.split("$")[-1] in _ON_PODS:
+            names.add(name)
+        if kind.split("$")[-1] == _REACHED and is_sandboxed(_credential(resource)):
+            sandboxed.add(name.removesuffix("-reach"))
+    return Left(frozenset(names), frozenset(sandboxed))
+
+
+def _credential(reached: Any) -> str:
+    """Of a ReachedPod, as the state has it."""
+    try:
+        return str(reached["outputs"]["connection"]["credential"])
+    except (KeyError, TypeError):
+        return ""
 
 
 async def last_outputs() -> Mapping[str, Any] | None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from components.core.adapter import read_adapter
@@ -18,6 +19,9 @@ from components.store_url import StoreUrl
 
 if TYPE_CHECKING:
     from components.store import BundleStore
+
+# Pulumi asks for several resources at a time, and more than one model may have the same bytes.
+_TURNS: dict[str, Lock] = {}
 
 
 class Supply:
@@ -59,7 +63,8 @@ class Supply:
         store, nowhere = opened(self._store), []
         for digest, size in sorted(sizes.items()):
             if digest in self._here:
-                store.ensure(digest, size, self._whole(digest))
+                with _TURNS.setdefault(digest, Lock()):
+                    store.ensure(digest, size, self._whole(digest))
             elif store.size(digest) is None:
                 nowhere.append(digest)
         return nowhere

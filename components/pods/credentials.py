@@ -16,6 +16,11 @@ def sandbox_credential(container: str) -> str:
     return _SANDBOX + container
 
 
+def is_sandboxed(credential: str) -> bool:
+    """Whether this is a sandbox's key."""
+    return credential.startswith(_SANDBOX)
+
+
 def sandbox_keys(container: str) -> Path:
     """The directory that holds a sandbox's generated keys, outside every repository."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"

@@ -98,12 +98,28 @@ def test_everything_is_taken_to_be_there_where_nobody_can_tell(
     assert not any(text.startswith("nothing serves") for text in told)
 
 
+def test_a_base_does_not_leave_a_sandbox_that_is_off(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands would be undone there, and fail in the words of an SSH library."""
+    left = running.Left(frozenset({"/models/old-activate"}), frozenset({"/models/old"}))
+    monkeypatch.setattr(deployment, "left_on_pods", lambda: left)
+    with pytest.raises(UserError) as caught:
+        register(stack_file(running=False))
+    assert str(caught.value) == (
+        "lora-pods:running is false, and /models/old left the stack file; what it has on the sandbox goes only while "
+        "that is on: set lora-pods:running to true for this change, or put the pod back"
+    )
+    register(stack_file(running=True))
+
+
 def test_what_a_pod_is_waited_for(project: Path) -> None:
     assert "patience" not in one(register(stack_file())[0], f"{TINY}-reach")
 
 
 def test_what_is_left_on_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     answer: dict[str, Any] = {"outputs": {urn: {} for urn in [*LEFT, f"{URN.rstrip('$')}::{TINY}"]}}
+    for base, credential in ((TINY, "sandbox:lora-pods-acme"), (BASE, "config:sshPrivateKey")):
+        reached = f"{URN}pulumi-python:dynamic/lora-pods:ReachedPod::{base}-reach"
+        answer["outputs"][reached] = {"outputs": {"connection": {"credential": credential}}}
     asked = []
 
     def invoke(token: str, arguments: dict[str, Any]) -> SimpleNamespace:
@@ -114,7 +130,10 @@ def test_what_is_left_on_pods(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pulumi.runtime.set_mocks(Recorder(), project="lora-pods", stack="acme", organization="organization")
     monkeypatch.setattr(pulumi.runtime, "invoke", invoke)
-    assert running.left_on_pods() == frozenset(f"{TINY}-{part}" for part in (*COMMANDS, "upload"))
+    left = running.left_on_pods()
+    assert left is not None
+    assert left.names == frozenset(f"{TINY}-{part}" for part in (*COMMANDS, "upload"))
+    assert left.sandboxed == {TINY}
     assert asked == [("pulumi:pulumi:readStackResourceOutputs", {"stackName": "organization/lora-pods/acme"})]
     answer.clear()
     assert running.left_on_pods() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,29 @@ def test_what_a_pod_lacks_and_nobody_has_is_named_before_it_is_told_of_any(
         f"({facts['v2'].digest}) at ../adapters/v2; run `lora push` where it is, or put the adapter there"
     )
     assert [verb for verb, _ in pod.calls] == ["missing"]
+
+
+def test_four_models_of_the_same_bytes_send_them_once(s3: S3, keep: Callable[..., Any], facts: Facts) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda model: keep(model, "v1"), "abcd"))
+    assert sum(each.sent for each in s3.uploads) == facts["v1"].size
+
+
+def test_a_refresh_finds_that_the_store_lost_it(s3: S3, keep: Callable[..., Any], facts: Facts) -> None:
+    place = f"s3://lora-pods-tests/team at {s3.endpoint}"
+    keep("a", "v1")
+    provider = AdapterBundleProvider()
+    provider._config = Config(
+        pods=[{"base": "org/base", "host": HOST, "engine": ENGINE}], sshPrivateKey=text(CLIENT), store=s3.store
+    )
+    props = {"digest": facts["v1"].digest, "size": 1.0, "rank": 8.0, "model": "a", "store": place}
+    assert provider.read("id", props).outs == props
+    s3.remove(key(facts["v1"]))
+    assert provider.read("id", props).outs == {**props, "store": ""}
+    without = {name: value for name, value in props.items() if name not in ("model", "store")}
+    s3.requests.clear()
+    assert provider.read("id", without).outs == without
+    assert s3.requests == []
 
 
 def test_two_pods_fetch_what_was_uploaded_once(s3: S3, pod: Pod, upload: Upload, facts: Facts, tmp_path: Path) -> None:

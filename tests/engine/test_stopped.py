@@ -53,6 +53,11 @@ def machine(client: Client) -> str:
     return f"SandboxContainer {container(client)}"
 
 
+def urns(client: Client) -> set[str]:
+    found = {str(each["urn"]) for each in client.stack.export()["deployment"]["resources"]}
+    return {urn for urn in found if "pulumi:providers:" not in urn}
+
+
 def runs(client: Client) -> bool:
     return call("inspect", "--format={{.State.Running}}", container(client)).strip() == "true"
 
@@ -161,6 +166,20 @@ def test_a_machine_that_is_off_is_left_off_and_not_waited_for(stopped: Client) -
     run = stopped.stack.destroy()
     assert time.monotonic() - begun < A_TRY
     assert set(run.operations.values()) == {"delete"}
+    assert containers(stopped) == []
+
+
+def test_a_base_is_renamed_only_while_its_machine_is_on(stopped: Client) -> None:
+    before = urns(stopped)
+    stopped.pods[0]["base"] = "/models/other"
+    for model in stopped.models:
+        model["base"] = "/models/other"
+    stopped.configure()
+    failed = stopped.stack.up(fails=True)
+    assert f"lora-pods:running is false, and {BASE} left the stack file" in failed.output
+    assert "Traceback" not in failed.output
+    assert urns(stopped) == before
+    stopped.stack.destroy()
     assert containers(stopped) == []
 
 
