@@ -11,7 +11,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -358,8 +359,11 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
 
 
 def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
-    """Pods, models and store alone, with their faults: all that can be said without a secret or a machine."""
-    faults: list[str] = []
+    """Pods, models and store alone, with their faults: all that can be said without a secret or a machine.
+
+    Where the configuration is a mapping, also the keys in it that nobody would read.
+    """
+    faults = list(unknown_key_faults(config)) if isinstance(config, Mapping) else []
     raw_pods = _decoded(config.get("pods"))
     pods = list(_items(raw_pods, "pods", Pod, faults))
     models = list(_items(_decoded(config.get("models")), "models", Model, faults))
@@ -396,9 +400,7 @@ def secrecy_faults(config: RawConfig) -> list[str]:
                 f"{key}: holds a `secure:` value, which would make all of it unreadable in previews; secrets have "
                 f"their own keys: {', '.join(SECRETS)}"
             )
-    given = {key.partition(":")[2] for key in pulumi.runtime.config.get_config_env() if key.startswith(f"{PROJECT}:")}
-    for key in sorted(given - set(KEYS)):
-        faults.append(f"{printable(key)}: unknown key; known here: {', '.join(KEYS)}")
+    faults += unknown_key_faults(key.removeprefix(f"{PROJECT}:") for key in pulumi.runtime.config.get_config_env())
     for key in SECRETS:
         encrypted = pulumi.runtime.is_config_secret(f"{PROJECT}:{key}")
         if encrypted and not config.get(key):
@@ -409,6 +411,26 @@ def secrecy_faults(config: RawConfig) -> list[str]:
                 f"`pulumi config set --secret {key}`, and consider what stood there as known"
             )
     return faults
+
+
+def unknown_key_faults(keys: Iterable[str]) -> Iterator[str]:
+    """Keys of ours that nobody reads: what stands under them would count as not said. Ours are without `lora-pods:`."""
+    for key in sorted(set(keys) - set(KEYS)):
+        if ":" not in key:
+            yield f"{printable(key)}: unknown key; known here: {', '.join(KEYS)}"
+        elif _is_meant_for_us(key):
+            ours = f"{PROJECT}:{printable(key.rpartition(':')[2])}"
+            yield f"{printable(key)}: is read by nobody; our keys begin with {PROJECT}: (did you mean {ours}?)"
+
+
+def _is_meant_for_us(key: str) -> bool:
+    """Whether a key of another namespace is a slip for one of ours, rather than a provider's."""
+    namespace, _, name = key.partition(":")
+    return _alike(namespace, PROJECT) or any(_alike(name, known) for known in ("pods", "models"))
+
+
+def _alike(one: str, other: str) -> bool:
+    return SequenceMatcher(None, one.strip().casefold(), other.casefold(), autojunk=False).ratio() >= 0.8
 
 
 Item = TypeVar("Item", bound=_Part)

@@ -20,6 +20,8 @@ from components.core.lock import LockEntry, lock_entries, lock_name, lock_text
 STACK_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")  # pulumi 3.274, sdk/go/common/tokens/names.go
 FILE_LIMIT = 16 * 1024 * 1024
 DEPTH = 8
+# pulumi 3.274, sdk/go/common/workspace/project.go, ProjectStack; it passes over what is none of them.
+STACK_FILE_KEYS = ("config", "environment", "encryptionsalt", "encryptedkey", "secretsprovider")
 
 _CONFLICT = re.compile(r"^(<{7}|>{7})( |$)", re.MULTILINE)
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -71,10 +73,33 @@ def stack_config(directory: Path, stack: str, project: str) -> dict[str, Any]:
         raise UserError(f"{place}: {_sentence(error)}") from None
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(f"{place}: holds a value that cannot be read as YAML") from None
-    config = document.get("config") if isinstance(document, dict) else None
+    try:
+        return _configuration(document, project)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+def _configuration(document: object, project: str) -> dict[str, Any]:
+    if document is not None and not isinstance(document, dict):
+        raise UserError("must be a mapping with the key config")
+    for key in document or {}:
+        if key not in STACK_FILE_KEYS:
+            raise UserError(f"{printable(key)}: unknown key; known here: {', '.join(STACK_FILE_KEYS)}")
+    config = (document or {}).get("config")
     if config is not None and not isinstance(config, dict):
-        raise UserError(f"{place}: config: must be a mapping")
-    return {str(key).removeprefix(f"{project}:"): value for key, value in (config or {}).items()}
+        raise UserError("config: must be a mapping")
+    result: dict[str, Any] = {}
+    for key, value in (config or {}).items():
+        name = str(key).removeprefix(f"{project}:")
+        if name in result:
+            raise UserError(f"config: {printable(name)} stands there twice, with and without {project}:")
+        result[name] = value
+    if "environment" in (document or {}) and "models" not in result:
+        raise UserError(
+            f"environment: may bring {project}:models, which pulumi alone can read; write them into this file "
+            f"(`{project}:models: []` if there are none)"
+        )
+    return result
 
 
 def lock_place(directory: Path, stack: str) -> str:
@@ -142,7 +167,7 @@ def _place(path: Path) -> str:
 
 
 def _text(path: Path, place: str) -> str | None:
-    """The text of a file of somebody else's; None if there is none."""
+    """The text of a file of somebody else's; None if there is none: a link to nowhere is one that cannot be read."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -151,6 +176,8 @@ def _text(path: Path, place: str) -> str | None:
             raise UserError(f"{place}: larger than {FILE_LIMIT // 1024 // 1024} MiB")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if path.is_symlink():
+            raise UserError(f"{place}: a link to a file that is not there") from None
         return None
     except OSError as error:
         raise UserError(f"{place}: cannot be read ({os_reason(error)})") from None

@@ -14,7 +14,7 @@ import pytest
 from components.core.digest_cache import DigestCache
 from components.core.lock import LockEntry, short_digest
 from components.described import Described
-from components.settings import SettingsError
+from components.settings import SettingsError, secrecy_faults, unknown_key_faults
 from components.stack_files import read_lock, write_lock
 from tests.components.graph import register
 from tests.components.test_settings import ENGINE, POD, PRIVATE_KEY, Config
@@ -326,3 +326,13 @@ def test_what_only_the_lock_knows_is_not_checked(project: Path) -> None:
 def test_what_was_not_asked_of_the_lock_is_not_written(project: Path) -> None:
     described(stack_file())
     assert read_lock(project / "stacks", "acme") is None
+
+
+def test_a_slip_in_a_key_is_told_by_the_program_as_by_lora(project: Path) -> None:
+    slips = ("lora-pods:modles", "Lora-pods:models", "aws:region", "other:secret")
+    pulumi.runtime.set_all_config(dict.fromkeys(slips, "x"), [])
+    try:
+        assert secrecy_faults(Config({})) == list(unknown_key_faults([slips[0].partition(":")[2], *slips[1:]]))
+        assert [fault.partition(": ")[0] for fault in secrecy_faults(Config({}))] == ["Lora-pods:models", "modles"]
+    finally:
+        pulumi.runtime.set_all_config({}, [])

@@ -221,6 +221,14 @@ def test_a_stack_file_is_read_as_pulumi_reads_it(stacks: Path) -> None:
         ("config:\n  a: 1\n  a: 2\n", "a stands there twice (line 3)"),
         ("config: [\n", "not YAML"),
         ("config: [a]\n", "config: must be a mapping"),
+        ("config:\n  lora-pods:a: 1\n  'lora-pods:a': 2\n", "lora-pods:a stands there twice (line 3)"),
+        ("config: {b: 1}\nconfig: {b: 2}\n", "config stands there twice (line 2)"),
+        ("config: {b: [{c: 1, c: 2}]}\n", "c stands there twice (line 1)"),
+        ("config: {lora-pods:a: 1, a: 2}\n", "config: a stands there twice, with and without lora-pods:"),
+        ("some text\n", "must be a mapping with the key config"),
+        ("- config: {}\n", "must be a mapping with the key config"),
+        ("Config: {a: 1}\n", "Config: unknown key; known here: config, environment, encryptionsalt, encryptedkey, "),
+        ("environment: [team]\nconfig: {lora-pods:pods: []}\n", "environment: may bring lora-pods:models, which "),
         ("a: !!int ''\n", "holds a value that cannot be read as YAML"),
         ("a: 2024-13-99\n", "holds a value that cannot be read as YAML"),
         ("a: !!python/name:os.system\n", "not YAML"),
@@ -233,6 +241,20 @@ def test_a_stack_file_that_is_none(stacks: Path, text: str, said: str) -> None:
         stack_config(stacks, "acme", "lora-pods")
     assert str(caught.value).startswith("stacks/Pulumi.acme.yaml: ")
     assert said in str(caught.value)
+
+
+def test_a_link_to_nowhere_is_no_absence(stacks: Path) -> None:
+    (stacks / "acme.lock.yaml").symlink_to("nowhere")
+    (stacks / "Pulumi.acme.yaml").symlink_to("nowhere")
+    with pytest.raises(LockError, match=r"^stacks/acme\.lock\.yaml: a link to a file that is not there$"):
+        read_lock(stacks, "acme")
+    with pytest.raises(UserError, match=r"^stacks/Pulumi\.acme\.yaml: a link to a file that is not there$"):
+        stack_config(stacks, "acme", "lora-pods")
+
+
+def test_an_environment_that_cannot_bring_models(stacks: Path) -> None:
+    (stacks / "Pulumi.acme.yaml").write_text("environment: [team]\nconfig: {lora-pods:models: []}\n")
+    assert stack_config(stacks, "acme", "lora-pods") == {"models": []}
 
 
 def test_a_stack_that_is_not_there(stacks: Path) -> None:

@@ -244,6 +244,34 @@ def test_faults_of_the_stack_file_come_first(project: Path, capsys: pytest.Captu
     assert locked(project) is None
 
 
+SLIPS = {
+    "lora-pods:modles": "modles: unknown key; known here: pods, models, store, running, requireLock, sshPrivateKey, "
+    "apiKey, hfToken",
+    "Lora-pods:models": "Lora-pods:models: is read by nobody; our keys begin with lora-pods: (did you mean "
+    "lora-pods:models?)",
+    "lora_pods:modles": "lora_pods:modles: is read by nobody; our keys begin with lora-pods: (did you mean "
+    "lora-pods:modles?)",
+    "pods:models": "pods:models: is read by nobody; our keys begin with lora-pods: (did you mean lora-pods:models?)",
+}
+
+
+@pytest.mark.parametrize("key", SLIPS)
+def test_a_slip_in_a_key_loses_no_entries(project: Path, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lora_lock()
+    shutil.rmtree(project / "adapters")
+    edit(project, "lora-pods:models", key)
+    before = (project / "stacks" / "acme.lock.yaml").read_bytes()
+    capsys.readouterr()
+    assert lora_lock() == 1
+    assert capsys.readouterr() == ("", f"the stack has 1 fault; nothing was touched:\n  {SLIPS[key]}\n")
+    assert (project / "stacks" / "acme.lock.yaml").read_bytes() == before
+
+
+def test_other_providers_keys_are_theirs(project: Path) -> None:
+    edit(project, "config:\n", "config:\n  aws:region: eu-central-1\n  pulumi:tags: {a: b}\n  datadog:apiKey: x\n")
+    assert lora_lock() == 0
+
+
 @pytest.mark.parametrize("inside", ["stacks", "adapters/v1"])
 def test_from_anywhere_in_the_project(project: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project / inside)

@@ -353,6 +353,17 @@ def test_faults_of_the_stack_file_come_first(
     assert calls == {}
 
 
+def test_a_slip_in_a_key_is_not_taken_for_a_stack_without_adapters(
+    project: Path, calls: Counter[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(project, "lora-pods:models", "lora-pods:modles")
+    assert lora_push() == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("the stack has 1 fault; nothing was touched:\n  modles: unknown key; known here: pods, ")
+    assert calls == {}
+
+
 def test_a_stack_without_adapters_needs_nothing(
     project: Path, calls: Counter[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
