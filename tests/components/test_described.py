@@ -328,11 +328,9 @@ def test_what_was_not_asked_of_the_lock_is_not_written(project: Path) -> None:
     assert read_lock(project / "stacks", "acme") is None
 
 
-def test_a_slip_in_a_key_is_told_by_the_program_as_by_lora(project: Path) -> None:
-    slips = ("lora-pods:modles", "Lora-pods:models", "aws:region", "other:secret")
-    pulumi.runtime.set_all_config(dict.fromkeys(slips, "x"), [])
-    try:
-        assert secrecy_faults(Config({})) == list(unknown_key_faults([slips[0].partition(":")[2], *slips[1:]]))
-        assert [fault.partition(": ")[0] for fault in secrecy_faults(Config({}))] == ["Lora-pods:models", "modles"]
-    finally:
-        pulumi.runtime.set_all_config({}, [])
+def test_a_slip_in_a_key_is_told_by_the_program_as_by_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = ("Lora-pods:models", "aws:region", "other:secret")
+    monkeypatch.setenv("PULUMI_CONFIG", json.dumps(dict.fromkeys(("lora-pods:modles", *others), "x")))
+    faults = secrecy_faults(Config({}))
+    assert faults == list(unknown_key_faults(["modles", *others]))
+    assert [fault.partition(": ")[0] for fault in faults] == ["Lora-pods:models", "modles"]
