@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from components.core.errors import UserError, printable
-from components.store_errors import ATTEMPTS, code_of, refused, sentence, status_of, told
+from components.store_errors import ATTEMPTS, code_of, no_service, refused, sentence, status_of, told
 from components.store_url import StoreUrl
 
 MIB = 1 << 20
@@ -39,6 +39,9 @@ RACES = 3
 # Answers to a conditional write that say: somebody else was there. Or this one was, and its answer got lost, so that
 # boto3 asked again.
 _LOST = ("PreconditionFailed", "ConditionalRequestConflict", "OperationAborted", "NoSuchUpload", "409", "412")
+
+_IN_LISTS = {"Name", "Bucket", "IsTruncated", "KeyCount", "MaxKeys", "MaxUploads"}
+"""What S3's lists have some of, however empty they are."""
 
 Chunks = Callable[[], Iterator["bytes | memoryview"]]
 
@@ -86,7 +89,7 @@ class BundleStore:
         """
         with told(self._url):
             for _ in range(RACES):
-                if self._holds(digest, size):
+                if self._holds(digest, size, here=chunks is not None):
                     return False
                 if chunks is None:
                     raise UserError(f"{self._url.place} does not have {digest}; run `lora push` where the adapter is")
@@ -142,22 +145,27 @@ class BundleStore:
     # --- connections
 
     def _connect(self, region: str | None = None, style: str = "auto") -> Any:
-        client = self._session.client(
-            "s3",
-            region_name=region,
-            endpoint_url=self._url.endpoint,
-            config=Config(
-                signature_version="s3v4",
-                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-                connect_timeout=10,
-                read_timeout=60,
-                max_pool_connections=IN_FLIGHT * UPLOADS,
-                s3=None if style == "auto" else {"addressing_style": style},
-                # boto3's own CRCs, beside our SHA-256, are unknown to many services.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
+        config = Config(
+            signature_version="s3v4",
+            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+            connect_timeout=10,
+            read_timeout=60,
+            max_pool_connections=IN_FLIGHT * UPLOADS,
+            s3=None if style == "auto" else {"addressing_style": style},
+            # boto3's own CRCs, beside our SHA-256, are unknown to many services.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
         )
+        try:
+            client = self._session.client("s3", region_name=region, endpoint_url=self._url.endpoint, config=config)
+        except ValueError as error:
+            if isinstance(error, BotoCoreError):
+                raise
+            # Of an endpoint, all of which is in its text.
+            raise UserError(
+                f"{self._url.place}: boto3 makes nothing of the endpoint; correct lora-pods:store, or "
+                "AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 and endpoint_url in ~/.aws/config"
+            ) from None
         client.meta.events.register("before-call.s3.DeleteObjects", _with_md5)
         return client
 
@@ -183,8 +191,9 @@ class BundleStore:
 
     def _look(self, digest: str, *, in_bucket: bool = True) -> int | None:
         """The object's size. `in_bucket`: that the bucket exists is known, or will soon be found out."""
+        size: int | None
         try:
-            size: int | None = self._client.head_object(**self._object(digest))["ContentLength"]
+            size = self._size_in(self._client.head_object(**self._object(digest)))
         except ClientError as error:
             if status_of(error) == 404 and in_bucket:
                 return None
@@ -193,6 +202,16 @@ class BundleStore:
             size = self._look_by_get(digest)
         self._bucket_seen = True
         return size
+
+    def _size_in(self, answer: Mapping[str, Any]) -> int:
+        # Every object has an ETag. A web page, such as a console's for whatever is asked of it, may have none.
+        total = answer.get("ContentRange", "").rpartition("/")[2] or str(answer.get("ContentLength", ""))
+        if not answer.get("ETag") or not total.isdecimal() or "text/html" in answer.get("ContentType", ""):
+            raise self._no_service()
+        return int(total)
+
+    def _no_service(self) -> UserError:
+        return UserError(no_service(self._url))
 
     def _look_by_get(self, digest: str) -> int | None:
         """The same, with a reason where it fails: answers to HEAD have no body, which is where S3 says it."""
@@ -205,10 +224,17 @@ class BundleStore:
                 return 0
             raise
         answer["Body"].close()
-        return int(answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"])
+        return self._size_in(answer)
 
-    def _holds(self, digest: str, size: int) -> bool:
+    def _holds(self, digest: str, size: int, *, here: bool) -> bool:
+        """`here`: the size is that of the bytes themselves, and not what a lock says of them."""
         found = self._look(digest)
+        if found not in (None, size) and not here:
+            raise UserError(
+                f"{self._url.place}: {self._url.name(digest)} is {found} bytes, and {size} by the lock: the lock or "
+                "the object was altered; leave both, and run `lora lock` and `lora push` where the adapter is: there "
+                "it can be told which"
+            )
         if found not in (None, size):
             name, options = self._url.name(digest), ""
             if self._url.endpoint:
@@ -223,7 +249,12 @@ class BundleStore:
 
     def _pages(self, operation: str) -> Iterator[dict[str, Any]]:
         with told(self._url):
-            yield from self._client.get_paginator(operation).paginate(Bucket=self._url.bucket, Prefix=self._url.folder)
+            pages = self._client.get_paginator(operation).paginate(Bucket=self._url.bucket, Prefix=self._url.folder)
+            for page in pages:
+                # XML of another kind, or none, reads as a list without anything in it.
+                if not page.keys() & _IN_LISTS:
+                    raise self._no_service()
+                yield page
 
     # --- uploading: each of these says whether the object is this call's; False means that it has to be looked again
 
@@ -270,7 +301,7 @@ class BundleStore:
             if code_of(error) != "NotImplemented":
                 raise
             # Some services know no such condition; without it, a race ends with one of two equal objects.
-            if self._holds(digest, size):
+            if self._holds(digest, size, here=True):
                 return False
             store()
         return True

@@ -97,8 +97,14 @@ _TABLE: tuple[tuple[str, str], ...] = (
         "the service asks to slow down, {attempts} times; run it again in some minutes",
     ),
     (
-        "InternalError InternalFailure 500 502 504",
+        "InternalError InternalFailure 502 504",
         "the service failed by itself ({code}), {attempts} times; run it again later",
+    ),
+    (
+        # Also what botocore (1.44) makes of a page that is no XML where there should be some.
+        "500",
+        "the service failed by itself (500), {attempts} times, or is no S3 service; correct the endpoint in "
+        "lora-pods:store, or run it again later",
     ),
     (
         "BadDigest XAmzContentChecksumMismatch XAmzContentSHA256Mismatch InvalidDigest IncompleteBody",
@@ -139,6 +145,13 @@ _LOOKING = ("HeadObject", "GetObject")
 # "User: arn:aws:iam::1:user/x is not authorized to perform: s3:PutObject on resource: "arn:…" because no identity-…"
 _NAMED = re.compile(r'not authorized to perform: ([\w-]+:\w+)(?: on resource: "?([^\s"]+))?')
 _NOT_TO_BE_SHOWN = re.compile(r"\w+://\S+|\b(?:AKIA|ASIA)[A-Z0-9]+\b")
+_AS_LONG_AS_SECRETS = re.compile(r"[\w+/=%.-]{32,}")
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,59}|[0-9]{3}")
+# S3's own, whose texts say what of the request is wrong. An unknown one's may repeat the request, headers and all.
+_TEXT_SHOWN = (
+    *("EntityTooLarge", "EntityTooSmall", "InvalidBucketName", "InvalidObjectState", "InvalidPartOrder"),
+    *("InvalidRequest", "KeyTooLongError", "MalformedXML", "OperationAborted", "QuotaExceeded", "XMinioStorageFull"),
+)
 
 
 @contextmanager
@@ -169,7 +182,15 @@ def sentence(url: StoreUrl, error: Exception) -> str:
     if "checksum" in facts["message"].lower():
         names.insert(0, f"{facts['code']}:checksum")
     known = next((_SENTENCES[name] for name in names if name in _SENTENCES), None)
-    return f"{url.place}: " + (known or "{operation} failed with {code}: {message}").format(**facts)
+    unknown = "{operation} failed with {code}"
+    if not _answer(error) or facts["code"] in _TEXT_SHOWN:
+        unknown += ": {message}"
+    return f"{url.place}: " + (known or unknown).format(**facts)
+
+
+def no_service(url: StoreUrl) -> str:
+    """The sentence for an answer that no S3 service gives."""
+    return f"{url.place}: {_SENTENCES['ResponseParserError']}"
 
 
 def refused(url: StoreUrl, operation: str, fault: Mapping[str, Any]) -> str:
@@ -183,11 +204,12 @@ def _facts(url: StoreUrl, error: Exception) -> dict[str, str]:
     answer, details = _answer(error), getattr(error, "kwargs", {})
     profile = printable(details.get("profile") or url.profile or "")
     operation = str(getattr(error, "operation_name", "a request"))
-    message = _shown(answer.get("Message") or ("" if answer else error)).rstrip(".")
+    message = _shown(_AS_LONG_AS_SECRETS.sub("…", str(answer.get("Message") or "")) if answer else error).rstrip(".")
     place = urlsplit(str(details.get("endpoint_url") or url.endpoint or "")).netloc.rpartition("@")[2]
+    code = code_of(error)
     return {
         "attempts": str(ATTEMPTS),
-        "code": printable(code_of(error)),
+        "code": code if _CODE.fullmatch(code) else f"HTTP status {status_of(error)}",
         "cred_var": printable(details.get("cred_var", "")),
         "denied": _denied(url, operation, str(answer.get("Message", ""))),
         "home": _home(url, error),

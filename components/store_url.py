@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
@@ -13,6 +14,10 @@ OPTIONS = ("region", "endpoint", "profile")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # What S3 calls safe in an object's key (…/userguide/object-keys.html).
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()/-]*")
+KEY_BYTES = 1024
+"""Of an object's whole key (same page)."""
+# What botocore (1.44) takes: utils.is_valid_endpoint_url.
+_HOST = re.compile(r"((?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.?")
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,17 @@ def parse_store_url(text: str) -> StoreUrl:
         raise UserError(
             f"{printable(prefix)!r} cannot be a prefix here: letters, digits and !-_.*'() between single slashes"
         )
+    longest = KEY_BYTES - len(StoreUrl(split.netloc, "x").key("0" * 64)) + 1
+    if len(prefix) > longest:
+        raise UserError(
+            f"its prefix has {len(prefix)} characters, and {longest} are the most with which S3 takes the bundles' keys"
+        )
     given = dict(options)
     for name, _ in options:
         if name not in OPTIONS:
             raise UserError(f"{printable(name)!r} is no option of it; known are {', '.join(OPTIONS)}")
+    if not all(map(str.isprintable, given.values())):
+        raise UserError(form)
     if len(given) < len(options) or "" in given.values():
         raise UserError(f"an option is given twice, or empty; {form}")
     if "endpoint" in given:
@@ -92,4 +104,18 @@ def _endpoint(text: str) -> str:
         )
     if split.query or split.fragment or split.path.strip("/"):
         raise UserError("its endpoint must end after the host and the port")
+    if not _is_host(split.hostname):
+        raise UserError(
+            f"its endpoint's host {printable(split.hostname)!r} is none: letters, digits, dots and dashes, or an IP "
+            "address"
+        )
     return f"{split.scheme}://{split.netloc}"
+
+
+def _is_host(text: str) -> bool:
+    if ":" not in text:
+        return len(text) <= 255 and bool(_HOST.fullmatch(text))
+    try:
+        return bool(ipaddress.IPv6Address(text))
+    except ValueError:
+        return False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,10 +55,24 @@ def run(args: argparse.Namespace) -> int:
     directory = stack_directory()
     config = stack_config(directory, args.stack, PROJECT)
     try:
-        return _push(directory, args.stack, config)
+        with _ended_as_by_ctrl_c():
+            return _push(directory, args.stack, config)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM, with which a CI system ends a job, undoes what is half sent, too."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def no_store(stack: str) -> UserError:
@@ -108,13 +124,16 @@ class _Push:
         self._bundles = dict(sorted(found.bundles.items()))
         here = {one.model.id: self._bundles[one.model.id].digest for one in found.present}
         self._here = set(here.values())
+        # Of the same bytes here and, by the lock, elsewhere, those that were looked at count.
+        looked_at = {self._bundles[model].digest: self._bundles[model] for model in here}
+        self._unique = {facts.digest: looked_at.get(facts.digest, facts) for facts in self._bundles.values()}
         self._supply = Supply(here, settings)
         self._there = self._sent = self._sent_bytes = 0
         self._stop = threading.Event()
 
     def lines(self) -> Iterator[str]:
         """A line for each adapter, in order, once it is known what became of it."""
-        unique = {facts.digest: facts for facts in self._bundles.values()}
+        unique = self._unique
         # All are asked for before the first is sent, and one before the others: a store that cannot be used says so at
         # once, and once.
         stored = {digest: self._store.size(digest) for digest in islice(unique, 1)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +27,10 @@ LOOK = (
     f"arn:aws:s3:::{BUCKET}, without which S3 answers so for an object that is merely absent"
 )
 EXPIRED = "the credentials have expired; renew them, with `aws sso login` or whatever gave them, and run it again"
+FAILED = (
+    f"the service failed by itself (500), {ATTEMPTS} times, or is no S3 service; correct the endpoint in "
+    "lora-pods:store, or run it again later"
+)
 SLOW = f"the service asks to slow down, {ATTEMPTS} times; run it again in some minutes"
 BROKEN = f"the connection broke, {ATTEMPTS} times; run it again when the network is better"
 UNREACHABLE = (
@@ -41,10 +45,13 @@ def sentence_of(action: Callable[[], object]) -> str:
         action()
     text = str(told.value)
     assert "\n" not in text
-    assert not any(secret in text for secret in ("?X-Amz", "Signature=", *(ENVIRONMENT[key] for key in SECRETS)))
+    assert not any(
+        secret in text for secret in ("CANARY", "?X-Amz", "Signature=", *(ENVIRONMENT[key] for key in SECRETS))
+    )
     return text
 
 
+CANARY = "CANARYwJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -110,7 +117,7 @@ def bucket(wire: Wire) -> None:
         (error("TooManyRequestsException", 429), SLOW),
         (
             error("InternalError", 500),
-            f"the service failed by itself (500), {ATTEMPTS} times; run it again later",
+            FAILED,
         ),
         (
             error("MethodNotAllowed", 405),
@@ -119,6 +126,14 @@ def bucket(wire: Wire) -> None:
         (
             error("InvalidObjectState", 403, "see https://x.example/?X-Amz-Signature=1 of AKIAIOSFODNN7EXAMPLE."),
             "GetObject failed with InvalidObjectState: see … of …",
+        ),
+        *(
+            (error(code, 400, f"{{Authorization: {CANARY}, X-Token: CANARY}}"), f"GetObject failed with {shown}")
+            for code, shown in (("Odd", "Odd"), ("CANARY: x-amz-y", "HTTP status 400"))
+        ),
+        (
+            error("InvalidRequest", 400, f"the key {CANARY} is\xa0odd"),
+            r"GetObject failed with InvalidRequest: the key … is\xa0odd",
         ),
         (broken(exceptions.EndpointConnectionError), UNREACHABLE.format(host=HOST)),
         (broken(exceptions.ConnectTimeoutError), UNREACHABLE.format(host=HOST)),
@@ -340,8 +355,19 @@ def test_an_endpoint_that_speaks_no_tls(no_waits: None) -> None:
         )
 
 
+@pytest.mark.parametrize("endpoint", ["http://h x", "CANARY"])
+def test_an_endpoint_of_the_environment_that_is_none(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    assert sentence_of(lambda: BundleStore(URL)) == (
+        f"{PLACE}: boto3 makes nothing of the endpoint; correct lora-pods:store, or AWS_ENDPOINT_URL, "
+        "AWS_ENDPOINT_URL_S3 and endpoint_url in ~/.aws/config"
+    )
+
+
 @contextmanager
-def something_else(status: int, **headers: str) -> Iterator[str]:
+def something_else(
+    status: int, headers: Mapping[str, str], page: bytes = b"<html><body>Not here</body>"
+) -> Iterator[str]:
     """A web server that is no S3 service, answering everything with one page."""
 
     class Page(BaseHTTPRequestHandler):
@@ -351,7 +377,7 @@ def something_else(status: int, **headers: str) -> Iterator[str]:
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(b"<html><body>Not here</body>")
+                self.wfile.write(page)
 
         do_HEAD = do_GET
 
@@ -378,10 +404,34 @@ def something_else(status: int, **headers: str) -> Iterator[str]:
     ],
 )
 def test_an_endpoint_that_is_no_s3_service(no_waits: None, status: int, headers: dict[str, str], told: str) -> None:
-    with something_else(status, **headers) as endpoint:
+    with something_else(status, headers=headers) as endpoint:
         store = BundleStore(parse_store_url(f"s3://{BUCKET}/team?endpoint={endpoint}"))
         said = sentence_of(lambda: store.size(digest_of(SMALL)))
     assert said == f"{PLACE} at {endpoint}: what answers there {told}"
+
+
+@pytest.mark.parametrize("page", [b"<html><body>Console</body>", b"<html><body>Console</body></html>", b""])
+@pytest.mark.parametrize("headers", [{}, {"Content-Length": "PAGE"}, {"Content-Type": "text/html", "ETag": '"1"'}])
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda store: store.size(digest_of(SMALL)),
+        lambda store: put(store, SMALL),
+        lambda store: list(store.stored()),
+        lambda store: list(store.unfinished()),
+    ],
+)
+def test_a_console_that_says_yes_to_everything(
+    no_waits: None, page: bytes, headers: dict[str, str], action: Callable[[BundleStore], object]
+) -> None:
+    sent = {name: value.replace("PAGE", str(len(page))) for name, value in headers.items()}
+    with something_else(200, headers=sent, page=page) as endpoint:
+        store = BundleStore(parse_store_url(f"s3://{BUCKET}/team?endpoint={endpoint}"))
+        said = sentence_of(lambda: action(store))
+    told = {f"{PLACE} at {endpoint}: what answers there is no S3 service; correct the endpoint in lora-pods:store"}
+    if page and not page.endswith(b"</html>"):
+        told.add(f"{PLACE} at {endpoint}: {FAILED}")  # botocore's guess, of what is not XML
+    assert said in told
 
 
 # --- the table ----------------------------------------------------------------------------------------------

@@ -274,10 +274,55 @@ def test_an_object_that_is_not_what_its_name_says_stops_no_other(
     assert told.err.count("\n") == 1
     assert key(first.digest) in told.err
     assert objects() == {key(first.digest): 4, key(second.digest): second.size}
-    # The same where the adapter itself is elsewhere.
+    assert told.err.startswith(f"{STORE}: s3://{BUCKET}/{key(first.digest)} is 4 bytes and should be {first.size}: ")
+
+
+@pytest.mark.parametrize("altered", ["the object", "the lock"])
+def test_where_the_adapter_is_not_the_lock_may_be_what_is_wrong(
+    altered: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is told to remove what may be the only good copy."""
+    run(lock)
+    first = facts(project, "v1")
+    lora_push()
+    stored, locked = first.size, first.size
+    if altered == "the object":
+        boto3.client("s3").put_object(Bucket=BUCKET, Key=key(first.digest), Body=b"torn")
+        stored = 4
+    else:
+        lock_file = project / "stacks" / "acme.lock.yaml"
+        lock_file.write_text(lock_file.read_text().replace(f"size: {first.size}", f"size: {first.size + 1}", 1))
+        locked += 1
+    before = objects()
     shutil.rmtree(project / "adapters")
+    capsys.readouterr()
     assert lora_push() == 1
-    assert capsys.readouterr().err == told.err
+    told = capsys.readouterr()
+    assert told.err == (
+        f"{STORE}: s3://{BUCKET}/{key(first.digest)} is {stored} bytes, and {locked} by the lock: the lock or the "
+        "object was altered; leave both, and run `lora lock` and `lora push` where the adapter is: there it can be "
+        "told which\n"
+    )
+    assert f"  acme-v1  {short_digest(first.digest)}  not as it should be\n" in told.out
+    assert objects() == before
+
+
+def test_bytes_that_are_here_count_for_a_locked_entry_of_the_same(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """acme-v2 is what acme-v1 is, and is not here; its entry has a wrong size."""
+    shutil.rmtree(project / "adapters" / "v2")
+    shutil.copytree(project / "adapters" / "v1", project / "adapters" / "v2")
+    run(lock)
+    one = facts(project, "v1")
+    shutil.rmtree(project / "adapters" / "v2")
+    lock_file = project / "stacks" / "acme.lock.yaml"
+    before, size, after = lock_file.read_text().rpartition(f"size: {one.size}")
+    lock_file.write_text(f"{before}{size}1{after}")
+    capsys.readouterr()
+    assert lora_push() == 0
+    assert capsys.readouterr().out.endswith(f"has 2 of 2 adapters (1 sent, {shown_size(one.size)})\n")
+    assert objects() == {key(one.digest): one.size}
 
 
 def test_an_adapter_that_changes_meanwhile_is_not_sent_under_the_old_name(
@@ -443,8 +488,12 @@ def test_ctrl_c_leaves_nothing_half_sent(
     assert list(served.objects()) == [key(facts(tmp_path, "v2").digest)]
 
 
-def test_ctrl_c_ends_all_uploads_at_once(project: Path) -> None:
-    """In a process of its own, with an upload that would take for ever. Two threads' prints would mix."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_all_uploads_at_once(project: Path, number: signal.Signals) -> None:
+    """So does what ends a job of a CI system.
+
+    In a process of its own, with an upload that would take for ever. Two threads' prints would mix.
+    """
     root = Path(__file__).resolve().parents[2]
     program = (
         "import os, sys, time; sys.path.insert(0, sys.argv.pop(1))\n"
@@ -470,7 +519,7 @@ def test_ctrl_c_ends_all_uploads_at_once(project: Path) -> None:
     assert process.stdout
     assert process.stdout.readline().startswith(f"{STORE}: lacks 2 adapters (")
     assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == INTERRUPTED
     assert out == "undone _Stopped\n" * 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url
 
 from components.core.errors import UserError
-from components.store_url import StoreUrl, parse_store_url
+from components.store_url import KEY_BYTES, StoreUrl, parse_store_url
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -36,6 +37,18 @@ def test_what_is_said_of_a_store(text: str, expected: StoreUrl, place: str, key:
     assert store.name(DIGEST) == f"s3://bucket/{key}"
 
 
+@pytest.mark.parametrize("host", ["minio", "a-1.example.:9000", "10.0.0.1:80", "[::1]:9000"])
+def test_an_endpoint_that_boto3_takes_too(host: str) -> None:
+    """Not that it should be ours to know; but what it refuses would be told later, and of nobody's key."""
+    url = parse_store_url(f"s3://bucket?endpoint=http://{host}")
+    assert url.endpoint == f"http://{host}"
+    assert is_valid_endpoint_url(url.endpoint) or is_valid_ipv6_endpoint_url(url.endpoint)
+
+
+def test_the_longest_prefix_makes_the_longest_key() -> None:
+    assert len(parse_store_url(f"s3://bucket/{'a' * 948}/").key(DIGEST)) == KEY_BYTES
+
+
 FORM = "must be s3://BUCKET/PREFIX, and may end with ?region=…&endpoint=…&profile=…"
 
 
@@ -63,6 +76,26 @@ FORM = "must be s3://BUCKET/PREFIX, and may end with ?region=…&endpoint=…&pr
         (
             "s3://bucket?endpoint=http://minio:port",
             "its endpoint must be the service's URL, such as https://minio.example:9000",
+        ),
+        *(
+            (
+                f"s3://bucket?endpoint=http://{given}",
+                f"its endpoint's host {host!r} is none: letters, digits, dots and dashes, or an IP address",
+            )
+            for given, host in (
+                ("h%20x", "h x"),
+                ("-minio:9000", "-minio"),
+                ("min_io", "min_io"),
+                ("mini%C3%B6", "miniö"),
+                (f"{'a' * 64}.example", f"{'a' * 64}.example"),
+                ("a..b", "a..b"),
+            )
+        ),
+        ("s3://bucket?endpoint=http://h%0Ax", FORM),
+        ("s3://bucket?profile=a%1Bb", FORM),
+        (
+            f"s3://bucket/{'a' * 949}",
+            "its prefix has 949 characters, and 948 are the most with which S3 takes the bundles' keys",
         ),
         ("s3://bucket?endpoint=https://minio/path", "its endpoint must end after the host and the port"),
         (
