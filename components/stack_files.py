@@ -67,16 +67,31 @@ def stack_config(directory: Path, stack: str, project: str) -> dict[str, Any]:
     if text is None:
         others = sorted(other.name[len("Pulumi.") : -len(".yaml")] for other in directory.glob("Pulumi.*.yaml"))
         raise UserError(f"{place}: no such file; the stacks here are: {', '.join(map(printable, others)) or 'none'}")
-    try:
-        document = yaml.load(text, Loader=_AsPulumi)
-    except yaml.YAMLError as error:
-        raise UserError(f"{place}: {_sentence(error)}") from None
-    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        raise UserError(f"{place}: holds a value that cannot be read as YAML") from None
+    document = _document(text, place)
     try:
         return _configuration(document, project)
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
+
+
+def holds_alone(directory: Path, name: str, key: str) -> bool:
+    """Whether this file can be read and is a mapping of this key alone."""
+    path = directory / name
+    try:
+        document = _document(_text(path, "") or "", "")
+    except UserError:
+        return False
+    return isinstance(document, dict) and set(document) == {key}
+
+
+def _document(text: str, place: str) -> object:
+    try:
+        document: object = yaml.load(text, Loader=_AsPulumi)
+    except yaml.YAMLError as error:
+        raise UserError(f"{place}: {_sentence(error)}") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        raise UserError(f"{place}: holds a value that cannot be read as YAML") from None
+    return document
 
 
 def _configuration(document: object, project: str) -> dict[str, Any]:

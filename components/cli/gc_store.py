@@ -24,9 +24,10 @@ from components.cli.shown import counted, shown_age, shown_size
 from components.core.adapter_files import shown_path
 from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, os_reason, printable
+from components.core.listing import listed
 from components.core.lock import DIGEST, why_absent
-from components.settings import PROJECT, RawConfig, parse_models
-from components.stack_files import LockError, read_lock, stack_config, stack_directory
+from components.settings import PROJECT, RawConfig, Settings, parse_models, unknown_key_faults
+from components.stack_files import LockError, holds_alone, read_lock, stack_config, stack_directory
 from components.store_url import StoreUrl, parse_store_url
 from components.supply import opened
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 AGE = re.compile(r"(?P<count>[0-9]{1,5})(?P<unit>[dh])")
 LOCK_SUFFIX = ".lock.yaml"
 PULUMIS_AT_ONCE = 4
+NEVER_DEPLOYED = ("Pulumi.example.yaml",)
+"""Stack files that are there to be read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that age; with --delete, remove them. Referred to is what any lock or deployed stack names and what the "
         "adapters of any stack file here are, whichever store that stack uses. Deployed stacks are those that pulumi "
         "finds for this project where it is logged in; it is asked for no passphrase. Objects that are no bundles "
-        "are left alone."
+        "are left alone. Nothing is removed where a lock or a stack file is not understood, or where pulumi does not "
+        "know the stack of a stack file here that names a store (stacks/Pulumi.example.yaml aside): it may be "
+        "deployed elsewhere."
     )
     parser.epilog = (
         "The age protects what another checkout pushed and did not commit or deploy yet: let it be longer than a "
@@ -75,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without-state",
         action="store_true",
-        help="go on if pulumi cannot say what deployed stacks hold: locks and stack files count alone",
+        help="go on if pulumi cannot say what all deployed stacks hold: for the others, locks and stack files count "
+        "alone",
     )
 
 
@@ -112,6 +118,8 @@ class _References:
     deployed: int = 0
     unreadable: list[str] = field(default_factory=list)
     """Files that may name any digest, each with what is wrong with it."""
+    stacks_of_stores: list[str] = field(default_factory=list)
+    """Stacks of stack files of this checkout that name a store."""
     no_state: str | None = None
     """Why nobody can say what deployed stacks hold."""
 
@@ -121,9 +129,7 @@ class _References:
 
 
 def _collect(url: StoreUrl, places: Sequence[_Place], args: argparse.Namespace) -> int:
-    references = _References()
-    _ask_files(places, references)
-    _ask_pulumi(references)
+    references = _asked(places)
     if args.delete:
         _refuse_if_in_doubt(references, args.without_state)
     for warning in (*references.unreadable, *filter(None, [references.no_state])):
@@ -151,7 +157,28 @@ def _collect(url: StoreUrl, places: Sequence[_Place], args: argparse.Namespace) 
         refusal = ", once nothing is warned of any more" if doubtful else ""
         print(f"--delete removes {_sum(old, len(unfinished))}{refusal}")
         return 0
-    return _remove(store, old, unfinished)
+    # What nothing referred to a moment ago may have been locked and pushed, or deployed, meanwhile.
+    references = _asked(places)
+    _refuse_if_in_doubt(references, args.without_state)
+    for bundle in old:
+        if bundle.digest in references.digests:
+            print(f"kept, since it is referred to by now: {bundle.digest}")
+    return _remove(store, [each for each in old if each.digest not in references.digests], unfinished)
+
+
+def _asked(places: Sequence[_Place]) -> _References:
+    references = _References()
+    # Files last, since what becomes of them while pulumi thinks is no state's yet.
+    known = _ask_pulumi(references)
+    _ask_files(places, references)
+    unknown = sorted(set(references.stacks_of_stores).difference(known))
+    if unknown and references.no_state is None:
+        # They may be deployed, with their state elsewhere.
+        references.no_state = (
+            "pulumi does not know, where it is logged in, all stacks whose files here name a store: not "
+            + listed([printable(stack) for stack in unknown])
+        )
+    return references
 
 
 def _remove(store: BundleStore, bundles: Sequence[Stored], unfinished: Sequence[Unfinished]) -> int:
@@ -223,7 +250,7 @@ def _kept_place(text: str) -> _Place:
         return _Place(path.parent, path.name)
     if path.is_dir():
         place = _Place(stack_directory(path) if (path / "Pulumi.yaml").is_file() else path)
-        if any(_is_lock(name) or _is_stack_file(name) for name in _names(place.directory)):
+        if any(_is_lock(name) or _is_stack_file(place.directory, name) for name in _names(place.directory)):
             return place
     raise UserError(
         f"--keep {shown_path(Path(text))}: neither a lock (NAME{LOCK_SUFFIX}) nor a directory that holds locks or "
@@ -238,24 +265,35 @@ def _names(directory: Path) -> list[str]:
         raise UserError(f"{shown_path(directory)}: cannot be read ({os_reason(error)})") from None
 
 
-def _is_stack_file(name: str) -> bool:
-    return name.startswith("Pulumi.") and name.endswith(".yaml") and name != "Pulumi.yaml"
+def _is_stack_file(directory: Path, name: str) -> bool:
+    if not name.startswith("Pulumi.") or not name.endswith(".yaml") or name == "Pulumi.yaml":
+        return False
+    # The lock of a stack `Pulumi.x` is named as the stack file of one `x.lock` is, and what Pulumi Deployments is told
+    # of `x` as that of `x.deploy`.
+    other = "models" if _is_lock(name) else "settings" if name.endswith(".deploy.yaml") else None
+    return other is None or not holds_alone(directory, name, other)
 
 
 def _is_lock(name: str) -> bool:
-    return name.endswith(LOCK_SUFFIX) and not _is_stack_file(name)
+    return name.endswith(LOCK_SUFFIX)
 
 
 def _ask_files(places: Iterable[_Place], references: _References) -> None:
     adapters: list[tuple[str, Path]] = []
+    here, *_ = places
     for place in places:
         for name in [place.lock] if place.lock else _names(place.directory):
             try:
-                if _is_stack_file(name):
-                    adapters += _adapters_of(place.directory, name)
+                if _is_stack_file(place.directory, name):
+                    settings = _settings_of(place.directory, name)
+                    adapters += _adapters_of(settings, name)
                     references.stack_files += 1
+                    if place is here and settings.store and name not in NEVER_DEPLOYED:
+                        references.stacks_of_stores.append(_stack_of(name))
                 elif _is_lock(name):
-                    entries = read_lock(place.directory, name.removesuffix(LOCK_SUFFIX)) or {}
+                    entries = read_lock(place.directory, name.removesuffix(LOCK_SUFFIX))
+                    if entries is None:
+                        raise UserError(f"{place.directory.name}/{printable(name)}: vanished while it was to be read")
                     references.digests.update(entry.digest for entry in entries.values())
                     references.locks += 1
             except LockError as error:
@@ -270,26 +308,42 @@ def _ask_files(places: Iterable[_Place], references: _References) -> None:
             references.unreadable.append(f"{place_of}: {answer}")
 
 
-def _adapters_of(directory: Path, name: str) -> Iterator[tuple[str, Path]]:
+def _stack_of(name: str) -> str:
+    return name.removeprefix("Pulumi.").removesuffix(".yaml")
+
+
+def _settings_of(directory: Path, name: str) -> Settings:
+    """What a stack file says. Raises UserError where it may say more of models than is understood.
+
+    Pods may be at fault: a stack may be written before its machines are known.
+    """
+    config = stack_config(directory, _stack_of(name), PROJECT)
+    settings, faults = parse_models(config)
+    hiding = {*unknown_key_faults(config), *(fault for fault in faults if fault.startswith("models"))}
+    if not config:
+        hiding.add("config: is missing or empty")
+    elif not settings.store and config.get("store"):
+        hiding.update(fault for fault in faults if fault.startswith("store"))
+    if hiding:
+        raise UserError("; ".join(f"{directory.name}/{printable(name)}: {fault}" for fault in sorted(hiding)))
+    return settings.model_copy(update={"directory": directory})
+
+
+def _adapters_of(settings: Settings, name: str) -> Iterator[tuple[str, Path]]:
     """Where the adapters of a stack file are to be, each with the model's place in the file."""
-    stack = name.removeprefix("Pulumi.").removesuffix(".yaml")
-    settings, faults = parse_models(stack_config(directory, stack, PROJECT))
-    settings = settings.model_copy(update={"directory": directory})
-    if hidden := [fault for fault in faults if fault.startswith("models")]:
-        raise UserError("; ".join(f"{directory.name}/{name}: {fault}" for fault in hidden))
+    place = f"{settings.directory.name}/{printable(name)}"
     for model in settings.models:
         if model.adapter:
-            yield f"{directory.name}/{name}: {settings.places[model.id]}.adapter", settings.adapter_directory(model)
+            yield f"{place}: {settings.places[model.id]}.adapter", settings.adapter_directory(model)
 
 
 # --- what deployed stacks hold --------------------------------------------------------------------------------------
 
 
-def _ask_pulumi(references: _References) -> None:
-    """Add every digest in the state of every stack of this project."""
+def _ask_pulumi(references: _References) -> Sequence[str]:
+    """Add every digest in the state of every stack of this project, and return the stacks."""
     try:
-        listed = json.loads(_pulumi("stack", "ls", "--json"))
-        stacks = [str(stack["name"]) for stack in listed]
+        stacks = [str(stack["name"]) for stack in json.loads(_pulumi("stack", "ls", "--json"))]
         if not stacks:
             # What a fresh `pulumi login` to the wrong place looks like, too.
             raise UserError("pulumi knows no stack of this project where it is logged in")
@@ -298,10 +352,13 @@ def _ask_pulumi(references: _References) -> None:
                 # Wherever it stands: an adapter's resource, one that was being made, or a command that names it.
                 references.digests.update(DIGEST.findall(state))
         references.deployed = len(stacks)
+        # Those of an organisation are told as `owner/name`.
+        return [stack.rpartition("/")[2] for stack in stacks]
     except UserError as error:
         references.no_state = str(error)
     except (ValueError, TypeError, KeyError):
         references.no_state = "pulumi's list of stacks cannot be made sense of"
+    return []
 
 
 def _exported(stack: str) -> str:

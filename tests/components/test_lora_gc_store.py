@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from components import supply
 from components.cli import lock
 from components.cli.main import main
 from components.cli.shown import shown_age, shown_size
+from components.store import BundleStore, Stored
 from tests.components.test_lora_push import BUCKET, STORE, calls, edit, facts, key, objects, project, run
 from tests.support.adapters import seeded_adapter
 
@@ -56,6 +57,7 @@ class Pulumi:
         names = [{"name": name, "current": False} for name in stacks]
         (self.directory / "stacks").write_text(json.dumps(names))
         for name, state in stacks.items():
+            (self.directory / name).parent.mkdir(exist_ok=True)
             (self.directory / f"{name}.json").write_text(state if isinstance(state, str) else json.dumps(state))
 
     def asked(self) -> list[str]:
@@ -306,7 +308,32 @@ UNREADABLE = {
         "stacks/acme.lock.yaml: holds the markers of a merge conflict (line 2); write it anew where the adapters are: "
         "`lora lock -s acme`",
     ),
+    "stacks/Pulumi.Pulumi.lock.yaml": (
+        "models: {}\n<<<<<<< HEAD\n",
+        "stacks/Pulumi.Pulumi.lock.yaml: not YAML: ",
+    ),
     "stacks/Pulumi.globex.yaml": ("config: [", "stacks/Pulumi.globex.yaml: not YAML: "),
+    "stacks/Pulumi.a.yaml": (
+        "config:\n  lora-pods:modles: []\n",
+        "stacks/Pulumi.a.yaml: modles: unknown key; known here: pods, models, ",
+    ),
+    "stacks/Pulumi.b.yaml": (
+        "config:\n  Lora-pods:models: []\n",
+        "stacks/Pulumi.b.yaml: Lora-pods:models: is read by nobody; our keys begin with lora-pods: ",
+    ),
+    "stacks/Pulumi.c.yaml": ("Config:\n  lora-pods:models: []\n", "stacks/Pulumi.c.yaml: Config: unknown key; "),
+    "stacks/Pulumi.d.yaml": ("lora-pods\n", "stacks/Pulumi.d.yaml: must be a mapping with the key config"),
+    "stacks/Pulumi.e.yaml": ("", "stacks/Pulumi.e.yaml: config: is missing or empty"),
+    "stacks/Pulumi.f.yaml": ("encryptionsalt: v1:x\n", "stacks/Pulumi.f.yaml: config: is missing or empty"),
+    "stacks/Pulumi.g.yaml": (
+        "config:\n  lora-pods:models: []\n  lora-pods:models: []\n",
+        "stacks/Pulumi.g.yaml: not YAML: lora-pods:models stands there twice (line 3)",
+    ),
+    "stacks/Pulumi.h.yaml": (
+        "config:\n  lora-pods:store: http://team\n",
+        "stacks/Pulumi.h.yaml: store: must be s3://BUCKET/PREFIX, ",
+    ),
+    "stacks/Pulumi.i.deploy.yaml": ("setings: {}\n", "stacks/Pulumi.i.deploy.yaml: setings: unknown key; "),
     "stacks/Pulumi.initech.yaml": (
         "config:\n  lora-pods:models: [{id: m, adapter: ../adapters/v9}]\n",
         "stacks/Pulumi.initech.yaml: models[0].base: is missing",
@@ -335,6 +362,128 @@ def test_what_cannot_be_read_may_name_anything(
     assert digest("a") in out
     assert err.startswith(f"warning: {reason}")
     assert key(digest("a")) in objects()
+
+
+@pytest.mark.parametrize("name", ["globex.lock.yaml", "Pulumi.globex.yaml", "Pulumi.globex.lock.yaml"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_link_to_nowhere_may_name_anything(
+    kept: bool,
+    name: str,
+    project: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    calls: Counter[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    directory = tmp_path_factory.mktemp("stacks") if kept else project / "stacks"
+    (directory / name).symlink_to("nowhere")
+    assert gc("--delete", *(["--keep", str(directory)] if kept else [])) == 1
+    out, err = told(capsys)
+    assert out == ""
+    assert err == (
+        "nothing was removed, since what cannot be read may name any bundle: "
+        f"{directory.name}/{name}: a link to a file that is not there\n"
+    )
+    assert calls == {}
+
+
+def test_files_that_are_named_like_stack_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lock of the stack Pulumi.x, the stack file of x.lock, what Pulumi Deployments has of x, and a skeleton."""
+    stacks = project / "stacks"
+    lock_text = (stacks / "acme.lock.yaml").read_text()
+    locked = lock_text.replace(facts(project, "v1").digest, digest("b"))
+    (stacks / "Pulumi.x.lock.yaml").write_text(locked)
+    seeded_adapter(project / "adapters" / "v3", seed=3)
+    third = facts(project, "v3").digest
+    (stacks / "Pulumi.y.lock.yaml").write_text(
+        "config:\n  lora-pods:models: [{id: m, base: b, adapter: ../adapters/v3}]\n"
+    )
+    (stacks / "Pulumi.x.deploy.yaml").write_text("settings:\n  sourceContext: {git: {branch: main}}\n")
+    assert main(["new-stack", "initech"]) == 0
+    capsys.readouterr()
+    for name in (digest("a"), digest("b"), third):
+        put(name)
+    assert gc("--delete") == 0
+    out, err = told(capsys)
+    assert err == ""
+    assert out.splitlines()[0].endswith("; 2 of them referred to (2 locks, 3 stack files, 1 deployed stack)")
+    assert set(objects()) == {key(digest("b")), key(third)}
+
+
+def test_what_came_back_into_use_meanwhile_is_kept(
+    project: Path, pulumi: Pulumi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An old bundle is there already for `lora push`, and does not become younger by it."""
+    for letter in "abc":
+        put(digest(letter))
+    stored = BundleStore.stored
+
+    def and_meanwhile(store: BundleStore) -> Iterator[Stored]:
+        yield from stored(store)
+        file = project / "stacks" / "acme.lock.yaml"
+        file.write_text(file.read_text().replace(facts(project, "v1").digest, digest("a")))
+        pulumi.has(acme=state(digest("b")))
+
+    monkeypatch.setattr(BundleStore, "stored", and_meanwhile)
+    assert gc("--delete") == 0
+    out, _ = told(capsys)
+    assert out.splitlines()[4:] == [
+        f"kept, since it is referred to by now: {digest('a')}",
+        f"kept, since it is referred to by now: {digest('b')}",
+        "removed 1 bundle (1.5 KiB)",
+    ]
+    assert set(objects()) == {key(digest("a")), key(digest("b"))}
+
+
+def test_what_became_unreadable_meanwhile_may_name_anything(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(digest("a"))
+    stored = BundleStore.stored
+
+    def and_meanwhile(store: BundleStore) -> Iterator[Stored]:
+        yield from stored(store)
+        (project / "stacks" / "Pulumi.globex.yaml").write_text("")
+
+    monkeypatch.setattr(BundleStore, "stored", and_meanwhile)
+    assert gc("--delete") == 1
+    assert told(capsys)[1].startswith("nothing was removed, since what cannot be read may name any bundle: ")
+    assert key(digest("a")) in objects()
+
+
+def test_a_stack_with_a_store_that_pulumi_does_not_know(
+    project: Path, pulumi: Pulumi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be deployed by another backend. What is here to be read is no stack, nor is one without a store lost."""
+    stacks = project / "stacks"
+    root = Path(__file__).resolve().parents[2] / "stacks"
+    for name in ("Pulumi.example.yaml", "Pulumi.sandbox.yaml"):
+        shutil.copy(root / name, stacks)
+    put(digest("a"))
+    text = (stacks / "Pulumi.acme.yaml").read_text()
+    (stacks / "Pulumi.globex.yaml").write_text(text)
+    (stacks / "Pulumi.initech.yaml").write_text(text)
+    reason = (
+        "pulumi does not know, where it is logged in, all stacks whose files here name a store: not globex, initech"
+    )
+    assert gc("--delete") == 1
+    assert told(capsys) == (
+        "",
+        f"nothing was removed, since {reason}; mend that (`pulumi login`?), or pass --without-state if no deployed "
+        "stack needs more than the locks and stack files name\n",
+    )
+    pulumi.has(**{"acme": state(), "team/globex": state()})
+    assert gc() == 0
+    assert told(capsys)[1] == f"warning: {reason.replace('globex, ', '')}\n"
+    (stacks / "Pulumi.initech.yaml").unlink()
+    assert gc("--delete") == 0
+    out, err = told(capsys)
+    assert (out.splitlines()[-1], err) == ("removed 1 bundle (1.5 KiB)", "")
+
+    put(digest("a"))
+    pulumi.has(other=state(digest("b")))
+    put(digest("b"))
+    assert gc("--delete", "--without-state") == 0
+    assert set(objects()) == {key(digest("b"))}, "what states do say still counts"
 
 
 def test_keep_names_locks_and_checkouts(
