@@ -48,10 +48,10 @@ class AdapterBundleProvider(Provider):
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
         """A refresh looks whether the store has it still."""
-        settings = self.settings()
-        if settings.store and props.get("store") == settings.store.place:
+        store = self.settings().store if props.get("store") else None
+        if store and props["store"] == store.place:
             with suppress(UserError):  # a store that cannot be asked says nothing of what it has
-                if opened(settings.store).size(props["digest"]) is None:
+                if opened(store).size(props["digest"]) is None:
                     return ReadResult(id_, {**props, "store": ""})
         return ReadResult(id_, props)
 

@@ -31,6 +31,7 @@ class Provider(ResourceProvider):
 
     serialize_as_secret_always = False
     _config: RawConfig
+    _loaded: tuple[RawConfig, Settings] | None = None
 
     def configure(self, req: ConfigureRequest) -> None:
         self._config = req.config
@@ -39,4 +40,7 @@ class Provider(ResourceProvider):
         traceback.format_exc = _sentence_or_traceback
 
     def settings(self) -> Settings:
-        return load(self._config)
+        """What the configuration says, parsed once: every resource asks, and a stack may have a thousand."""
+        if self._loaded is None or self._loaded[0] is not self._config:
+            self._loaded = (self._config, load(self._config))
+        return self._loaded[1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,18 @@ class Supply:
 
     def tail(self, digest: str, offset: int) -> Iterator[memoryview]:
         """The bundle's bytes from `offset` on; all of it is read, so that what is sent is what was promised."""
-        return _tail(self._here[digest], digest, offset)
+        directory, hashed, position = self._here[digest], hashlib.sha256(), 0
+        for chunk in stream_bundle(bundle_members(read_adapter(directory))):
+            hashed.update(chunk)
+            view = memoryview(chunk)
+            if position + len(view) > offset:
+                yield view[max(0, offset - position) :]
+            position += len(view)
+        if f"sha256:{hashed.hexdigest()}" != digest:
+            raise UserError(
+                f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
+                "writing there? run it again when it is done"
+            )
 
     def demand(self, digests: Iterable[str]) -> None:
         """Raises UserError, with all of them, if some are nowhere on this machine: before anything is sent."""
@@ -64,7 +75,7 @@ class Supply:
         for digest, size in sorted(sizes.items()):
             if digest in self._here:
                 with _TURNS.setdefault(digest, Lock()):
-                    store.ensure(digest, size, self._whole(digest))
+                    store.ensure(digest, size, partial(self.tail, digest, 0))
             elif store.size(digest) is None:
                 nowhere.append(digest)
         return nowhere
@@ -89,9 +100,6 @@ class Supply:
             for digest, size in sorted(sizes.items())
         ]
 
-    def _whole(self, digest: str) -> Callable[[], Iterator[memoryview]]:
-        return lambda: self.tail(digest, 0)
-
 
 @cache
 def opened(url: StoreUrl) -> BundleStore:
@@ -100,18 +108,3 @@ def opened(url: StoreUrl) -> BundleStore:
     from components.store import BundleStore
 
     return BundleStore(url)
-
-
-def _tail(directory: Path, digest: str, offset: int) -> Iterator[memoryview]:
-    hashed, position = hashlib.sha256(), 0
-    for chunk in stream_bundle(bundle_members(read_adapter(directory))):
-        hashed.update(chunk)
-        view = memoryview(chunk)
-        if position + len(view) > offset:
-            yield view[max(0, offset - position) :]
-        position += len(view)
-    if f"sha256:{hashed.hexdigest()}" != digest:
-        raise UserError(
-            f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
-            "writing there? run it again when it is done"
-        )

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from components import provider as provider_module
 from components import supply
 from components.bundles import AdapterBundleProvider
 from components.core.digest_cache import BundleFacts
 from components.core.errors import UserError
+from components.settings import RawConfig, Settings, load
 from tests.components.test_settings import ENGINE, HOST, Config
 from tests.components.test_ssh import CLIENT, text
 from tests.components.test_upload import Pod, facts, hexes, pod, project, upload
@@ -109,6 +111,27 @@ def test_four_models_of_the_same_bytes_send_them_once(s3: S3, keep: Callable[...
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda model: keep(model, "v1"), "abcd"))
     assert sum(each.sent for each in s3.uploads) == facts["v1"].size
+
+
+def test_a_stack_file_is_parsed_once_for_all_of_its_bundles(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+
+    def count(config: RawConfig) -> Settings:
+        parsed.append(config)
+        return load(config)
+
+    monkeypatch.setattr(provider_module, "load", count)
+    provider = AdapterBundleProvider()
+    provider._config = Config(pods=[{"base": "org/base", "host": HOST, "engine": ENGINE}], sshPrivateKey=text(CLIENT))
+    plain = {"digest": "sha256:aa", "size": 1.0, "rank": 8.0}
+    assert provider.read("id", plain).outs == plain
+    assert parsed == [], "a stack without a store is not asked of it"
+    for _ in range(3):
+        provider.read("id", {**plain, "store": "s3://elsewhere"})
+    assert len(parsed) == 1
+    provider._config = Config(provider._config)
+    provider.read("id", {**plain, "store": "s3://elsewhere"})
+    assert len(parsed) == 2, "another configuration counts"
 
 
 def test_a_refresh_finds_that_the_store_lost_it(s3: S3, keep: Callable[..., Any], facts: Facts) -> None:
