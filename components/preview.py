@@ -8,6 +8,7 @@ from typing import Any
 
 from components.core.engine_plan import PlannedFlag
 from components.core.errors import printable
+from components.core.listing import counted
 from components.core.lock import short_digest
 
 SHOWN_CHANGES = 12
@@ -72,8 +73,8 @@ def _pod(old: Mapping[str, Any] | None, pod: Foreseen) -> Iterator[str]:
         return
     changes, causes = _changes(old, pod), _causes(old, pod)
     starts = is_off(old)
-    counted = [f"{len(lines)} {kind}" for kind, lines in changes.items()] or ["none changes"] * bool(pod.models)
-    head = ", ".join([head, *["switched on again"] * starts, *counted])
+    by_kind = [f"{len(lines)} {kind}" for kind, lines in changes.items()] or ["none changes"] * bool(pod.models)
+    head = ", ".join([head, *["switched on again"] * starts, *by_kind])
     if not causes and starts:
         yield f"{head}; the engine starts as it was"
         return
@@ -159,7 +160,7 @@ def _named(pod: Foreseen) -> str:
 
 
 def _counted(count: int) -> str:
-    return f"{count} adapter{'' if count == 1 else 's'}" if count else "no adapters"
+    return counted(count, "adapter") if count else "no adapters"
 
 
 def _adapters_of(recorded: Mapping[str, Any]) -> dict[str, Any]:

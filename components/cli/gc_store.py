@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.cli.push import no_store
-from components.cli.shown import counted, shown_age, shown_size
+from components.cli.shown import shown_age, shown_size
 from components.core.adapter_files import shown_path
 from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, os_reason, printable
-from components.core.listing import listed
+from components.core.listing import counted, listed
 from components.core.lock import DIGEST, why_absent
 from components.settings import PROJECT, RawConfig, Settings, parse_models, unknown_key_faults
 from components.stack_files import LockError, holds_alone, read_lock, stack_config, stack_directory

@@ -12,7 +12,7 @@ from pathlib import Path
 from components.checked import verdict_on
 from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, printable
-from components.core.listing import listed
+from components.core.listing import counted, listed
 from components.core.lock import Difference, LockEntry, differences, short_digest, why_absent
 from components.locked import Present
 from components.settings import PROJECT, Model, RawConfig, Settings, SettingsError, parse_models
@@ -120,14 +120,13 @@ def _adapter(model: Model) -> str:
 def _tell(place: str, changes: Sequence[Difference], changed: bool, check: bool, found: _Looked) -> None:
     for change in changes:
         print(_line(change))
-    count = len(found.entries)
-    adapters = "1 adapter" if count == 1 else f"{count} adapters"
+    adapters = counted(len(found.entries), "adapter")
     if not changed:
         print(f"{place}: is right ({adapters}); nothing to write")
     else:
         kinds = Counter("added" if not each.old else "changed" if each.new else "removed" for each in changes)
-        counted = ", ".join([adapters, *(f"{count} {kind}" for kind, count in sorted(kinds.items()))])
-        print(f"{place}: {'would be written' if check else 'written'} ({counted})")
+        summary = ", ".join([adapters, *(f"{count} {kind}" for kind, count in sorted(kinds.items()))])
+        print(f"{place}: {'would be written' if check else 'written'} ({summary})")
     if found.kept:
         print(f"not on this machine, entries kept: {listed(found.kept)}")
 

@@ -18,8 +18,3 @@ def shown_age(age: timedelta) -> str:
     """Whole days, or whole hours below two days, as `--older-than` takes them."""
     hours = max(0, age // timedelta(hours=1))
     return f"{hours // 24}d" if hours >= 48 else f"{hours}h"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 adapter`, `2 adapters`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 from components.core.capacity import Unknown
 from components.core.errors import UserError, printable
+from components.core.listing import counted
 from components.core.slot_budget import Budget, Memory, budget_of, shown
 from components.core.vllm_loader import loader_rules, round_up_rank
 from components.core.vllm_rules import (
@@ -251,12 +252,12 @@ def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None) -
     if options.max_loras is not None:
         return options.max_loras, "engine.maxLoras"
     if options.max_cpu_loras is not None and options.max_cpu_loras < min(count, limit):
-        return options.max_cpu_loras, f"{_adapters(count)}, capped by engine.maxCpuLoras"
+        return options.max_cpu_loras, f"{counted(count, 'adapter')}, capped by engine.maxCpuLoras"
     if count <= limit:
-        return count, f"{_adapters(count)}, all may share a batch"
+        return count, f"{counted(count, 'adapter')}, all may share a batch"
     if fitting is None:
-        return limit, f"{_adapters(count)}, capped at {limit} for memory"
-    return limit, f"{_adapters(count)}, as many as {'leave the KV cache its share' if fitting else 'can be'}"
+        return limit, f"{counted(count, 'adapter')}, capped at {limit} for memory"
+    return limit, f"{counted(count, 'adapter')}, as many as {'leave the KV cache its share' if fitting else 'can be'}"
 
 
 def _with_its_cost(
@@ -305,11 +306,7 @@ def _max_cpu_loras(count: int, max_loras: int, options: EngineOptions) -> Planne
         return PlannedFlag("max-cpu-loras", str(options.max_cpu_loras), "engine.maxCpuLoras")
     if max_loras > count:
         return PlannedFlag("max-cpu-loras", str(max_loras), "as many as max-loras")
-    return PlannedFlag("max-cpu-loras", str(count), f"{_adapters(count)}, all stay in CPU memory")
-
-
-def _adapters(count: int) -> str:
-    return f"{count} adapter{'s' if count > 1 else ''}"
+    return PlannedFlag("max-cpu-loras", str(count), f"{counted(count, 'adapter')}, all stay in CPU memory")
 
 
 def _user_arguments(args: Mapping[str, Json]) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""How several things are told in one line that stays short: names, and places in the stack file."""
+"""How several things are told in one line that stays short: their number, names, and places in the stack file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from components.core.errors import printable
 SHOWN = 5
 
 _ITEM = re.compile(r"(.*)\[(\d+)\]")
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 adapter`, `2 adapters`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(items: Sequence[object], shown: int = SHOWN) -> str:
