@@ -15,8 +15,10 @@ into the same files, so that one goes on where the other was cut.
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
     ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
     ROOT/secrets/<engine>.<revision>.env     root-only: what `secrets` was told, and what a generation may go back to
+    ROOT/secrets/<engine>.tls-<key>.key      root-only: the private key of a certificate, by the name of its public one
     ROOT/secrets/<engine>.env                the one in force, the unit's EnvironmentFile: `activate` puts it there
     ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven
+    ROOT/proxies/<engine>.conf, .crt         what the nginx before a public engine is told, and the certificate it shows
     ROOT/venvs/vllm-<version>/               what `prepare` installed; tools/, python/, cache/: what that needed
 
 Every change is written aside, fsynced and renamed. Names that begin with a dot are on their way, or locks: flocks on
@@ -80,6 +82,8 @@ FEW_NAMES = 100
 PROBE_SECONDS = 120.0  # for one answer: the first may wait for kernels that are built when they are needed
 NAMED = 20  # adapters in one sentence
 HOMES = ("/home", "/root", "/run/user")  # a unit sees them only if its own text names a path there (ProtectHome=)
+NGINX = "/usr/sbin/nginx"
+PROXY_SECONDS = 20.0  # for a proxy to answer as it should, once its engine does
 TEMPORARY = ("/tmp", "/var/tmp")  # a unit has its own (PrivateTmp=)
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -1478,6 +1482,31 @@ def read_secrets(store: Store, engine: str, revision: Optional[int] = None) -> D
     return {name: re.sub(r"\\(.)", r"\1", value[1:-1]) for name, _, value in pairs}
 
 
+def tls_key_file(store: Store, engine: str, name: str) -> str:
+    return store.path("secrets", "%s.tls-%s.key" % (engine, name))
+
+
+def tls_keys(store: Store, engine: str) -> List[str]:
+    """The names of the private keys that are kept for an engine's proxy."""
+    names = (
+        re.fullmatch(re.escape(engine) + r"\.tls-([0-9a-f]{16})\.key", name) for name in listed(store.path("secrets"))
+    )
+    return [name.group(1) for name in names if name]
+
+
+def keep_tls_key(store: Store, engine: str, document: Document) -> None:
+    """Keeps the key by the name of its public half: a certificate that comes back finds it, one renewed for it too."""
+    if optional(document, "tls", dict) is None:
+        return
+    name, key = field(document, "tls.name", str), field(document, "tls.key", str)
+    if not re.fullmatch(r"[0-9a-f]{16}", name) or not key.startswith("-----BEGIN "):
+        raise Refusal("the document's tls must be a private key in PEM and the name of its public one")
+    path = tls_key_file(store, engine, name)
+    if read_file(path) != key.encode("utf-8"):
+        os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+        write_file(path, key.encode("utf-8"), 0o600)
+
+
 def verb_secrets(store: Store, document: Document) -> Document:
     """Keeps these as an engine's newest secrets, for `activate`. The revision rises only when they changed."""
     engine = name_of(field(document, "engine", str), "engine")
@@ -1492,6 +1521,7 @@ def verb_secrets(store: Store, document: Document) -> Document:
             raise Refusal("the secret %s holds a line break or another control character: set it again without" % name)
     store.make_staging()
     with store.lock("secrets"):
+        keep_tls_key(store, engine, document)
         kept = revisions(store, engine)
         revision = kept[-1] if kept else 0
         if not kept or read_secrets(store, engine, revision) != secrets:
@@ -1513,6 +1543,8 @@ def verb_unsecret(store: Store, options: Any) -> Document:
         kept = revisions(store, engine)
         for revision in kept:
             unlink(secrets_file(store, engine, revision))
+        for name in tls_keys(store, engine):
+            unlink(tls_key_file(store, engine, name))
         remove_if_empty(store.path("secrets"))
         collect(store)
     return {"removed": bool(kept)}
@@ -1666,6 +1698,8 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     write_secrets(store, engine, secrets_bytes(store, engine, generation.document["secretsRevision"]))
     before = unit_state(unit)
     since = time.time()
+    if not proxy_stands(store, engine, generation.document):
+        remove_proxy(store, engine)  # it may have the port that the engine is to have
     write_file(store.unit_file(engine), generation.text.encode("utf-8"))
     systemctl("daemon-reload")
     systemctl("enable", unit)
@@ -1674,12 +1708,14 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     state = unit_state(unit)
     if state.invocation == before.invocation:
         state = state._replace(invocation="")  # systemd refused to start it: the run before says nothing of this one
+    start_proxy(store, engine, generation.document)
     return Trial(state, since, (ran.err.strip() or "systemctl restart failed") if ran.status else "")
 
 
 def uninstall(store: Store, engine: str) -> bool:
     """Stops the engine and removes its unit. -> whether there was one."""
     unit = unit_name(engine)
+    remove_proxy(store, engine)
     systemctl_job("disable", "--now", unit)
     systemctl("reset-failed", unit)
     state = unit_state(unit)
@@ -1696,11 +1732,18 @@ def get(url: str, path: str, key: Optional[str]) -> Tuple[int, bytes]:
 
 
 def request(
-    url: str, path: str, key: Optional[str], body: Optional[Document], seconds: float, attended: bool
+    url: str,
+    path: str,
+    key: Optional[str],
+    body: Optional[Document],
+    seconds: float,
+    attended: bool,
+    certificate: Optional[str] = None,
 ) -> Tuple[int, bytes]:
     """GET, or POST of a JSON body, without proxies or redirects, in `seconds` at most.
 
-    An `attended` one ends when nobody waits for it any more. -> (status, body); (0, b"") where nothing answers.
+    An `attended` one ends when nobody waits for it any more. With a `certificate` (PEM) it is HTTPS, and who shows
+    another one is not asked. -> (status, body); (0, b"") where nothing answers.
     """
     import http.client
     import socket
@@ -1710,6 +1753,8 @@ def request(
     parts = urlsplit(url)
     data = None if body is None else json.dumps(body).encode("utf-8")
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
+    if certificate is not None:
+        connection = pinned_connection(parts.hostname or "", parts.port or 443, seconds)
     ended = threading.Event()
 
     def watch(sock: socket.socket) -> None:
@@ -1723,6 +1768,8 @@ def request(
 
     try:
         connection.connect()
+        if certificate is not None and shown_certificate(connection) != der_of(certificate):
+            return 0, b""
         threading.Thread(target=watch, args=(connection.sock,), daemon=True).start()
         connection.putrequest("GET" if data is None else "POST", parts.path.rstrip("/") + path)
         if key:
@@ -1738,6 +1785,30 @@ def request(
     finally:
         ended.set()
         connection.close()
+
+
+def pinned_connection(host: str, port: int, seconds: float) -> Any:
+    """HTTPS to a proxy of ours on this machine, which its certificate does not name: who it is, its bytes tell."""
+    import http.client
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+
+
+def shown_certificate(connection: Any) -> Optional[bytes]:
+    shown: Optional[bytes] = connection.sock.getpeercert(True)
+    return shown
+
+
+def der_of(chain: str) -> bytes:
+    """The first certificate of a chain."""
+    import ssl
+
+    end = "-----END CERTIFICATE-----"
+    return ssl.PEM_cert_to_DER_cert(chain.partition(end)[0] + end)
 
 
 def unready(document: Document, key: Optional[str]) -> str:
@@ -2130,6 +2201,7 @@ def check_engine(store: Store, document: Document) -> str:
             raise Refusal("the document's ready.probe.base must be one of its ready.models")
         field(document, "ready.probe.mayEqualBase", list)
     field(document, "port", int)
+    check_proxy(engine, document)
     optional(document, "secretsRevision", int)
     roots = " ".join(root for root in field(document, "ready.models", dict).values() if isinstance(root, str))
     for hexdigest in sorted(set(BLOB_PATH.findall(field(document, "unit.text", str) + " " + roots))):
@@ -2146,15 +2218,23 @@ def rivals_on(store: Store, engine: str, document: Document) -> List[str]:
         if other == engine or not tried or not os.path.exists(store.unit_file(other)):
             continue
         theirs = tried[-1].document
-        if theirs["port"] == document["port"]:
+        for port in sorted(ports_of(theirs) & ports_of(document)):
             if theirs["stack"] != document["stack"]:
                 raise Refusal(
                     "port %d belongs to the engine %s of stack %s: choose another engine.port"
-                    % (document["port"], other, theirs["stack"])
+                    % (port, other, theirs["stack"])
                 )
             if unit_state(unit_name(other)).active not in ("inactive", "failed"):
                 found.append(other)
+            break
     return found
+
+
+def switch(store: Store, engine: str, verb: str) -> None:
+    """`enable` or `disable` an engine, and what stands before it, now and for the next boot."""
+    systemctl_job(verb, "--now", unit_name(engine))
+    if os.path.exists(proxy_unit_file(store, engine)):
+        systemctl_job(verb, "--now", proxy_name(engine))
 
 
 def refuse_taken_port(store: Store, engine: str, document: Document, active: bool) -> None:
@@ -2162,15 +2242,18 @@ def refuse_taken_port(store: Store, engine: str, document: Document, active: boo
     import socket
     from urllib.parse import urlsplit
 
-    ours = {g.document["port"] for g in generations(store, engine)} if active else set()
-    parts = urlsplit(document["ready"]["url"])
-    if document["port"] in ours:
-        return
-    with contextlib.suppress(OSError):
-        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
-        raise Refusal(
-            "another program already answers at %s: stop it, or choose another engine.port" % document["ready"]["url"]
-        )
+    known = [generation.document for generation in generations(store, engine)]
+    ours = {its["port"] for its in known} if active else set()
+    if os.path.exists(proxy_unit_file(store, engine)):
+        ours.update(*(ports_of(its) - {its["port"]} for its in known))
+    urls = [document["ready"]["url"], *([document["proxy"]["url"]] if document.get("proxy") else [])]
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.port in ours:
+            continue
+        with contextlib.suppress(OSError):
+            socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
+            raise Refusal("another program already answers at %s: stop it, or choose another engine.port" % url)
 
 
 def verb_activate(store: Store, document: Document) -> Document:
@@ -2190,6 +2273,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             fault = await_ready(store, engine, document, running)
             if not fault:
                 found: Document = {}
+                renew_proxy(store, engine, current.document, document)
                 if not probed_for(current.document, document):
                     fault, _, found = prove(store, engine, document, running)
                     if fault:
@@ -2209,12 +2293,15 @@ def verb_activate(store: Store, document: Document) -> Document:
             trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
             for other in rivals:
                 say("stopping %s, which has this port in this stack" % unit_name(other))
-                systemctl_job("disable", "--now", unit_name(other))
+                switch(store, other, "disable")
             trial = install(store, engine, trial_of)
         fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
             told = explain(store, engine, trial)
             raise go_back(store, engine, good, trial_of, "did not become ready", fault, told, rivals)
+        fault = proxy_fault(store, engine, document)
+        if fault:
+            raise go_back(store, engine, good, trial_of, "is not kept", fault, ("", []), rivals)
         fault, journalled, found = prove(store, engine, document, trial)
         if fault:
             told = explain(store, engine, trial) if journalled else ("", [])
@@ -2269,6 +2356,8 @@ def verb_intact(store: Store, options: Any) -> Document:
     enabled = systemctl("is-enabled", unit_name(engine)).out.strip()
     if state.active != "active" or enabled != "enabled":
         return {"fault": "its unit is %s and %s" % (state, enabled or "not known to systemd")}
+    if not proxy_stands(store, engine, last.document):
+        return {"fault": "the proxy before it is gone, was edited or does not run"}
     return {"fault": ""}
 
 
@@ -2278,6 +2367,12 @@ def drop_old_secrets(store: Store, engine: str) -> None:
     for revision in revisions(store, engine)[:-1]:
         if revision not in used:
             unlink(secrets_file(store, engine, revision))
+    proxies = " ".join(
+        g.document["proxy"]["unit"]["text"] for g in generations(store, engine) if g.document.get("proxy")
+    )
+    for name in tls_keys(store, engine):
+        if os.path.basename(tls_key_file(store, engine, name)) not in proxies:
+            unlink(tls_key_file(store, engine, name))
 
 
 def report(engine: str, generation: Generation, restarted: bool, found: Document) -> Document:
@@ -2312,6 +2407,7 @@ def go_back(
         models = sorted(good[-1].document["ready"]["models"])
         try:
             fault = await_ready(store, engine, good[-1].document, install(store, engine, good[-1]))
+            fault = fault or proxy_fault(store, engine, good[-1].document)
         except Refusal as refusal:
             fault = str(refusal)
         if fault:
@@ -2323,7 +2419,7 @@ def go_back(
         uninstall(store, engine)
         remove_if_empty(store.path("units", engine))
     for other in rivals:
-        systemctl_job("enable", "--now", unit_name(other))
+        switch(store, other, "enable")
         serving.append("%s was started again" % unit_name(other))
     now = " and ".join(serving) or "nothing served before it, so the unit is removed"
     return Refusal("%s; %s" % (sentence, now), details)
@@ -2356,6 +2452,140 @@ def verb_deactivate(store: Store, options: Any) -> Document:
     with store.lock_engine(engine, "deactivate"), store.lock("deactivate"):
         removed = forget_engine(store, engine)
         return {"engine": engine, "removed": removed, "collected": few(collect(store))}
+
+
+# --- the proxy: what stands before an engine that other machines reach -----------------------------------------------
+
+# vLLM listens on loopback then, at a port of its own, and nginx at the public one: a unit, its configuration and, where
+# it speaks TLS, a certificate, which come in the engine's document as `proxy` and are kept with its generations. Where
+# only they change (a renewed certificate), the engine is left alone.
+
+
+def proxy_name(engine: str) -> str:
+    return "lora-pods-%s-proxy.service" % engine
+
+
+def proxy_unit_file(store: Store, engine: str) -> str:
+    return os.path.join(store.units_dir, proxy_name(engine))
+
+
+def ports_of(document: Document) -> Set[int]:
+    proxy = document.get("proxy")
+    return {document["port"], *([proxy["port"]] if proxy else [])}
+
+
+def check_proxy(engine: str, document: Document) -> None:
+    if optional(document, "proxy", dict) is None:
+        return
+    if field(document, "proxy.unit.name", str) != proxy_name(engine):
+        raise Refusal("the proxy of engine %s must be named %s" % (engine, proxy_name(engine)))
+    field(document, "proxy.unit.text", str)
+    field(document, "proxy.config", str)
+    field(document, "proxy.port", int)
+    secure = optional(document, "proxy.certificate", str) is not None
+    if not field(document, "proxy.url", str).startswith("https://" if secure else "http://"):
+        raise Refusal("the document's proxy.url must begin with https:// where it has a certificate, else with http://")
+
+
+def proxy_files(store: Store, engine: str, document: Document) -> Dict[str, Optional[bytes]]:
+    """What the files of a document's proxy are to hold; None for those that are not to be."""
+    proxy = document.get("proxy") or {}
+    texts = {
+        proxy_unit_file(store, engine): proxy["unit"]["text"] if proxy else None,
+        store.path("proxies", engine + ".conf"): proxy.get("config"),
+        store.path("proxies", engine + ".crt"): proxy.get("certificate"),
+    }
+    return {path: None if text is None else text.encode("utf-8") for path, text in texts.items()}
+
+
+def proxy_stands(store: Store, engine: str, document: Document) -> bool:
+    """Whether a document's proxy is there and runs; where it has none, whether there is none."""
+    if any(read_file(path) != data for path, data in proxy_files(store, engine, document).items()):
+        return False
+    if not document.get("proxy"):
+        return True
+    unit = proxy_name(engine)
+    return unit_state(unit).active == "active" and systemctl("is-enabled", unit).out.strip() == "enabled"
+
+
+def start_proxy(store: Store, engine: str, document: Document) -> None:
+    """Puts a document's proxy there and starts it, unless it stands already: connections to it outlive its engine."""
+    if proxy_stands(store, engine, document):
+        return
+    unit = proxy_name(engine)
+    for path, data in proxy_files(store, engine, document).items():
+        if data is None:
+            unlink(path)
+        else:
+            write_file(path, data)
+    systemctl("daemon-reload")
+    systemctl("enable", unit)
+    systemctl("reset-failed", unit)
+    systemctl_job("restart", unit)
+
+
+def remove_proxy(store: Store, engine: str) -> None:
+    paths = list(proxy_files(store, engine, {}))
+    if not any(map(os.path.exists, paths)):
+        return
+    systemctl_job("disable", "--now", proxy_name(engine))
+    systemctl("reset-failed", proxy_name(engine))
+    for path in paths:
+        unlink(path)
+    remove_if_empty(store.path("proxies"))
+    systemctl("daemon-reload")
+
+
+def renew_proxy(store: Store, engine: str, before: Document, document: Document) -> None:
+    """Gives an engine that runs on the proxy of `document`, or back the one of `before`."""
+    if proxy_stands(store, engine, document):
+        return
+    start_proxy(store, engine, document)
+    fault = proxy_fault(store, engine, document)
+    if fault:
+        start_proxy(store, engine, before)
+        again = proxy_fault(store, engine, before)
+        now = (
+            "the one from before does not come back either: %s" % again if again else "the one from before stands again"
+        )
+        raise Refusal("%s runs on as it is, but %s; %s" % (unit_name(engine), fault, now))
+
+
+def proxy_fault(store: Store, engine: str, document: Document) -> str:
+    """What is wrong with a document's proxy, once its engine answers; "" if nothing is or there is none."""
+    if not document.get("proxy"):
+        return ""
+    unit, since = proxy_name(engine), time.time() - PROXY_SECONDS
+    key = read_secrets(store, engine).get("VLLM_API_KEY")
+    if not key:
+        return "a proxy lets in whoever comes, since there is no API key: set lora-pods:apiKey"
+    deadline = time.monotonic() + PROXY_SECONDS
+    while True:
+        fault = lets_in(document["proxy"], key)
+        state = unit_state(unit)
+        if not fault and state.active == "active":
+            return ""
+        over = state.active in ("failed", "inactive") or state.sub == "auto-restart"
+        if over or time.monotonic() > deadline:
+            last = journal(unit, Trial(state, since, ""), 50)
+            said = [line for line in last if re.search(r"\[emerg\]|Failed at step", line)] or last
+            more = ": %s" % redactor(store, engine)(said[-1])[:300] if said and over else ""
+            return "its proxy %s is %s: %s%s" % (unit, state, fault or "it ended", more)
+        time.sleep(POLL_SECONDS)
+
+
+def lets_in(proxy: Document, key: str) -> str:
+    """How a proxy differs from what it should be to who has the key, and to who has not; "" if it does not."""
+    url, certificate = proxy["url"], proxy.get("certificate")
+    # Of vLLM's own routes /version is one that needs no key and that every release has.
+    for path, given, wanted in (("/v1/models", key, 200), ("/v1/models", None, 401), ("/version", key, 404)):
+        status, _ = request(url, path, given, None, 5, attended=False, certificate=certificate)
+        if not status:
+            return "nothing answers at %s%s" % (url, " with its certificate" if certificate else "")
+        if status != wanted:
+            whose = "with" if given else "without"
+            return "%s%s answers %d %s the API key, and should %d" % (url, path, status, whose, wanted)
+    return ""
 
 
 # --- the pod --------------------------------------------------------------------------------------------------------
@@ -2509,6 +2739,7 @@ def verb_prepare(store: Store, document: Document) -> Document:
         faults += python_faults(python, homes_shown)
     if base is not None:
         faults += base_faults(base, homes_shown)
+    faults += proxy_needs(document)
     if version is not None and not re.fullmatch(r"[0-9][0-9A-Za-z.+!_-]*", version):
         faults.append("engine.vllm.version %s is not a version" % shown(version))
     faults = [fault for fault in faults if fault]
@@ -2523,6 +2754,8 @@ def verb_prepare(store: Store, document: Document) -> Document:
         path = store.path("bin", "podctl-%s.py" % expected[:12])
         if read_file(path) != program:
             write_file(path, program)
+    if optional(needs, "proxy", bool):
+        install_nginx(store)
     if version is not None:
         python = make_venv(store, version, homes_shown)
     return {
@@ -2532,6 +2765,49 @@ def verb_prepare(store: Store, document: Document) -> Document:
         "vllm": vllm_version(python) if python is not None else None,
         "gpus": gpus,
     }
+
+
+def proxy_needs(document: Document) -> Iterator[str]:
+    import shutil
+
+    if optional(document, "needs.proxy", bool) and not os.path.exists(NGINX) and shutil.which("apt-get") is None:
+        yield (
+            "engine.listen opens the engine to other machines, which takes nginx at %s, and there is no apt-get to "
+            "install it: install it there, or let the engine listen on loopback" % NGINX
+        )
+
+
+def install_nginx(store: Store) -> None:
+    """The distribution's nginx, which its security updates reach. Its own service, at port 80, is never started."""
+    if os.path.exists(NGINX):
+        return
+    with hold(store.path(".lock-nginx"), "prepare: installing nginx"):
+        if os.path.exists(NGINX):
+            return
+        apt = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300")
+        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        # A package's service starts as it is installed, unless it is masked; and at the next boot, unless disabled.
+        systemctl("mask", "--runtime", "nginx.service")
+        try:
+            for pause in (*PAUSES, None):
+                try:
+                    watched("fetching the lists of packages", environment, *apt, "update")
+                    break
+                except Refusal as refusal:
+                    # A machine that was just made looks for updates by itself, and apt waits for no other's `update`.
+                    if pause is None or not any("lock" in line for line in refusal.details):
+                        raise
+                    time.sleep(pause)
+            watched("installing nginx", environment, *apt, "install", "--no-install-recommends", "nginx")
+        except Refusal as refusal:
+            raise Refusal(
+                "engine.listen opens the engine to other machines, which takes nginx, and it cannot be installed: %s; "
+                "install it on the pod, or let the engine listen on loopback" % refusal,
+                refusal.details,
+            ) from None
+        finally:
+            systemctl("unmask", "--runtime", "nginx.service")
+        systemctl("disable", "nginx.service")
 
 
 def make_venv(store: Store, version: str, homes_shown: bool) -> str:
@@ -2631,12 +2907,26 @@ def verb_remove(store: Store, options: Any) -> Document:
     with store.lock("remove"):
         left = ["model %s of stack %s" % (ref.model, ref.stack) for ref in store.refs()]
         left += ["upload of sha256:%s" % hexdigest for hexdigest in uploads(store)]
-        secrets = {re.sub(r"(\.[0-9]+)?\.env$", "", name) for name in listed(store.path("secrets"))}
+        secrets = {
+            re.sub(r"(\.[0-9]+)?\.env$|\.tls-[0-9a-f]{16}\.key$", "", name) for name in listed(store.path("secrets"))
+        }
         left += ["engine %s" % name for name in sorted(secrets.union(listed(store.path("units"))))]
         if left:
             say("others still use this pod, so nothing is removed: %s" % ", ".join(left))
             return {"removed": False, "left": left}
-        for name in ("bin", "tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "staging"):
+        for name in (
+            "bin",
+            "tools",
+            "python",
+            "cache",
+            "venvs",
+            "blobs",
+            "refs",
+            "units",
+            "secrets",
+            "proxies",
+            "staging",
+        ):
             remove_tree(store.path(name))
         # An engine that never served has no unit any more, but may have downloaded its model.
         prefix = os.path.basename(store.root) + "-"

@@ -131,6 +131,7 @@ def _needs(pod: Pod, key: str) -> dict[str, Any]:
         "diskGiB": engine.disk_gi_b or 1.0,
         "engine": key,
         "gpu": pod.device == "gpu",
+        **({"proxy": True} if pod.proxied else {}),
         "python": None if engine.vllm else pod.python,
         # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute
         # into its start with less.

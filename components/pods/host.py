@@ -24,5 +24,5 @@ def machine(host: Host, pod: Pod, settings: Settings) -> Machine:
             private_key=pulumi.Output.secret(private_key_text(STACK_KEY, settings)),
         ),
         identity=fingerprint(host.host_key),
-        endpoint=pulumi.Output.from_input(f"http://{url_host(reached_at)}:{pod.engine.port}/v1"),
+        endpoint=pulumi.Output.from_input(f"{pod.scheme}://{url_host(reached_at)}:{pod.engine.port}/v1"),
     )

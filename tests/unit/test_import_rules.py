@@ -32,6 +32,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "components.preview": frozenset({"components.core"}),
     "components.described": frozenset(
         {
+            "components.certificate",
             "components.checked",
             "components.engine",
             "components.locked",
@@ -57,8 +58,10 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.core",
         }
     ),
+    "components.certificate": frozenset({"components.core"}),
     "components.engine": frozenset(
         {
+            "components.certificate",
             "components.pods",
             "components.remote",
             "components.render",

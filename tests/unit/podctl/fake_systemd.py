@@ -3,7 +3,7 @@
 A unit's text says in one line of JSON after `# fake:` what its engine does when it is started:
 
     serve    {id: root}: answers on `port`, `polls` looks at the unit after its start; `key` is the API key it wants,
-             `health` another status for /health, `body` another answer of /v1/models
+             `health` another status for /health, `other` for what there is not, `body` another answer of /v1/models
     answers  {id: how it completes}: a number by which its logprobs are off, several to be used in turn, a list of an
              HTTP status and a body, "dies" to end the engine soon after, "hangs"; an id that is not there is unknown
     crash    its last journal lines: it ends and systemd is about to start it again
@@ -188,7 +188,7 @@ def serve(behaviour: dict[str, Any]) -> Server:
         server: Server
 
         def do_GET(self) -> None:
-            status, body = behaviour.get("health", 200), ""
+            status, body = behaviour.get("health", 200) if self.path == "/health" else behaviour.get("other", 404), ""
             if self.path == "/v1/models":
                 status = 200
                 body = behaviour.get("body") or json.dumps(
