@@ -2378,10 +2378,11 @@ def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[T
     altered = {name for name in needed if store.is_altered(name)}
     if hashed:
         with ThreadPoolExecutor(4) as pool:  # hashlib works without Python's lock
-            for name, whole in zip(there, pool.map(lambda name: is_whole(store, name), there)):
-                if not whole:
-                    write_file(store.staged(name, ".altered"), b"", 0o600)
-                    altered.add(name)
+            whole = {name: pool.submit(is_whole, store, name) for name in there}
+        for name in there:
+            if not whole[name].result():
+                write_file(store.staged(name, ".altered"), b"", 0o600)
+                altered.add(name)
     else:
         altered.update(name for name in there if cut_short(store.blob(name)))
     for name, models in needed.items():
@@ -2813,12 +2814,12 @@ def gpus_in_use() -> List[Document]:
     """Each GPU's name and memory; MiB, None where its driver does not say."""
     query = "--query-gpu=name,memory.used,memory.total"
     ran = run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=20)
-    rows = [line.rsplit(",", 2) for line in ran.out.splitlines() if line.count(",") >= 2] if ran.status == 0 else []
-    whole = [[int(value) if value.strip().isdigit() else None for value in row[1:]] for row in rows]
-    return [
-        {"name": clean(row[0].strip())[:80], "usedMiB": used, "totalMiB": total}
-        for row, (used, total) in zip(rows, whole)
-    ]
+    found: List[Document] = []
+    for line in ran.out.splitlines() if ran.status == 0 else []:
+        name, *memory = line.rsplit(",", 2)
+        used, total = [int(value) if value.strip().isdigit() else None for value in (*memory, "", "")[:2]]
+        found.append({"name": clean(name.strip())[:80], "usedMiB": used, "totalMiB": total})
+    return found
 
 
 def verb_status(store: Store, options: Any) -> Document:

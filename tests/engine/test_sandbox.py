@@ -71,6 +71,9 @@ def test_its_whole_life(client: Client) -> None:
 
     # Somebody removed it: everything arrives again.
     call("rm", "--force", f"lora-pods-{client.stack.name}")
+    seen = client.stack.refresh("--diff").output
+    assert '=> "the container is gone"' in seen
+    assert f"drift of lora-pods-{client.stack.name}: sandbox: the container is gone\n" in seen
     assert client.up().changes[f"SandboxContainer lora-pods-{client.stack.name}"] == "replace"
     assert containers(client) != [made]
     assert served(client) == {BASE, "acme-v1"}

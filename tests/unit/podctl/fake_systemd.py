@@ -27,7 +27,6 @@ from typing import Any
 
 from components.on_pod.podctl import Ran
 
-
 PYTHON = "/opt/fake/bin/python"
 
 
