@@ -151,6 +151,13 @@ class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
         super().__init__(SandboxContainerProvider(), name, props, opts)
 
 
+def ssh_port(stack: str) -> int | None:
+    """The port of this machine that leads to the sshd of a stack's sandbox; None where it does not run."""
+    state = _inspect(container_engine(), f"lora-pods-{stack}")
+    bindings = (state["NetworkSettings"].get("Ports") or {}).get("22/tcp") if state else None
+    return int(bindings[0]["HostPort"]) if state and state["State"]["Running"] and bindings else None
+
+
 def remove_left_over(stack: str, checkout: Path) -> bool:
     """Remove the container of a stack of which Pulumi's state is gone; return whether there was one.
 

@@ -5,11 +5,14 @@ What is found, one by one, is tested with podctl (test_podctl_drift); here, that
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 
 import pytest
 
-from tests.engine.conftest import BASE, Client, Key, host_pod
+from tests.engine.conftest import BASE, Client, host_pod
 from tests.engine.test_change import served_weights, weights
 from tests.support.machines import ROOT, Machine, generate_key, wait_for
 
@@ -29,6 +32,19 @@ def refreshed(client: Client) -> tuple[list[str], str]:
     ), output
 
 
+def lora(client: Client, *words: str) -> tuple[int, str]:
+    """(exit code, what it prints) of `lora` in the client's checkout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "components.cli.main", *words],
+        cwd=client.stack.checkout.root,
+        env=client.stack.checkout.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
 def is_mended(client: Client, machine: Machine) -> None:
     client.stack.up()
     assert refreshed(client)[0] == []
@@ -40,7 +56,7 @@ def is_mended(client: Client, machine: Machine) -> None:
     }
 
 
-def test_what_differs_on_a_pod_is_told_line_by_line_and_mended(client: Client, machine: Machine, key: Key) -> None:
+def test_what_differs_on_a_pod_is_told_line_by_line_and_mended(client: Client, machine: Machine) -> None:
     client.pods[0] = host_pod(machine, vllm={"version": "0.33.0"})
     del client.pods[0]["engine"]["python"]
     client.up()
@@ -54,6 +70,11 @@ def test_what_differs_on_a_pod_is_told_line_by_line_and_mended(client: Client, m
     machine.run("systemctl", "restart", unit)
     wait_for(lambda: machine.run("curl", "-sf", "http://127.0.0.1:8000/v1/models", check=False) != "")
     assert refreshed(client)[0] == []
+    code, said = lora(client, "status", "-s", "acme", "--json")
+    (pod,) = json.loads(said)["pods"]
+    assert (code, pod["drift"], pod["engine"]["models"]) == (0, {}, [BASE, "acme-v1", "acme-v2"])
+    assert (pod["engine"]["state"], pod["engine"]["vllm"]) == ("active (running)", "0.33.0")
+    assert 0 <= time.time() - pod["engine"]["since"] < 300
 
     # A blob is gone, in another one a byte rots; an adapter is unloaded, the unit edited, and not started at boot.
     rotten = f"{blobs}/{v2.removeprefix('sha256:')}/adapter_model.safetensors"
@@ -72,6 +93,11 @@ def test_what_differs_on_a_pod_is_told_line_by_line_and_mended(client: Client, m
     ]
     found, output = refreshed(client)
     assert found == told
+    code, said = lora(client, "status", "-s", "acme")
+    assert code == 1
+    assert "\n  serves /models/tiny\n" in said
+    assert "\n  DRIFT unit: was edited by hand\n" in said
+    assert f"\n  DRIFT blob of acme-v1: {v1} is gone\n" in said
     engine = unit.removeprefix("lora-pods-").removesuffix(".service")
     assert f"drift of {engine}: unit: was edited by hand\n" in output, "also to who does not ask for --diff"
     preview = client.stack.preview("--diff").output
@@ -112,4 +138,7 @@ def test_what_differs_on_a_pod_is_told_line_by_line_and_mended(client: Client, m
     assert found == []
     assert f"warning: the pod of {engine} was not looked at: root@127.0.0.1:" in output
     assert time.monotonic() - began < 40
+    code, said = lora(client, "status", "-s", "acme")
+    assert (code, said.count("\n")) == (1, 1)
+    assert said.startswith(f"{BASE}  NOT REACHED: root@127.0.0.1:")
     assert client.stack.preview("--expect-no-changes").changes == {}
