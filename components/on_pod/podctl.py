@@ -18,7 +18,8 @@ into the same files, so that one goes on where the other was cut.
     ROOT/secrets/<engine>.<revision>.env     root-only: what `secrets` was told, and what a generation may go back to
     ROOT/secrets/<engine>.env                the one in force, the unit's EnvironmentFile: `activate` puts it there
     ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven and vllm (its
-                                             version); stale: what it loaded is not what is there now
+                                             version); stale: what it loaded is not what is there now;
+                                             rolled-back: what it was put back instead of
     ROOT/venvs/vllm-<version>/               what `prepare` installed; tools/, python/, cache/: what that needed
 
 Every change is written aside, fsynced and renamed. Names that begin with a dot are on their way, or locks: flocks on
@@ -2248,6 +2249,7 @@ def verb_activate(store: Store, document: Document) -> Document:
                 with store.lock("activate"):
                     current = write_generation(store, engine, current.n, document)
                     keep_version(engine, current)
+                    unlink(os.path.join(current.path, "rolled-back"))
                 return report(engine, current, restarted=False, found=found)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
@@ -2418,7 +2420,81 @@ def drift(store: Store, engine: str, hashed: bool) -> Dict[str, str]:
     version = other_version(engine, last)
     if version:
         found["vLLM"] = version
+    found.update(rolled_back(last))
     return found
+
+
+def digests_of(document: Document) -> Dict[str, Optional[str]]:
+    """Model -> the digest it is served from; None for what is no bundle's."""
+    found: Dict[str, Optional[str]] = {}
+    for model, root in sorted(document["ready"]["models"].items()):
+        match = BLOB_PATH.search(str(root))
+        found[model] = "sha256:" + match.group(1) if match else None
+    return found
+
+
+def rolled_back(generation: Generation) -> Iterator[Tuple[str, str]]:
+    """How what a `rollback` put back differs from what was activated last; nothing if there was none since."""
+    raw = read_file(os.path.join(generation.path, "rolled-back"))
+    if raw is None:
+        return
+    wanted, now = json.loads(raw.decode("utf-8")), digests_of(generation.document)
+    yield "rollback", "what was activated before the last activation serves again"
+    for model in sorted(set(wanted) | set(now)):
+        if model not in now:
+            yield "model " + model, "is not served since the rollback"
+        elif model not in wanted:
+            yield "model " + model, "is served since the rollback"
+        elif wanted[model] != now[model]:
+            short = [(digest or "the base")[-64:][:12] for digest in (now[model], wanted[model])]
+            yield "model " + model, "serves %s instead of %s since the rollback" % tuple(short)
+
+
+def verb_rollback(store: Store, options: Any) -> Document:
+    """Puts back what an engine served before its last activation, and proves it as an activation does."""
+    engine = name_of(options.engine, "engine")
+    good = [g for g in generations(store, engine) if g.proven]
+    patience = LOADING_SPARE_SECONDS + 3 * max([number(g.document, "ready.timeoutSeconds") for g in good] or [0])
+    with store.lock_engine(engine, "rollback", patience):
+        good = [g for g in generations(store, engine) if g.proven]
+        if len(good) < 2:
+            raise Refusal("nothing is kept on this pod that engine %s served before" % engine)
+        previous, last = good[-2:]
+        with store.lock("rollback"):
+            for hexdigest, models in needed_blobs(store, previous).items():
+                if hexdigest in BLOB_PATH.findall(previous.text) and not store.has_blob(hexdigest):
+                    raise Refusal(
+                        "sha256:%s (%s), which was served before, is not on this pod any more" % (hexdigest, models)
+                    )
+            rivals = rivals_on(store, engine, previous.document)
+            if rivals:
+                raise Refusal(
+                    "port %d, which it had before, is %s's now" % (previous.document["port"], unit_name(rivals[0]))
+                )
+            secrets_bytes(store, engine, previous.document["secretsRevision"])
+            for killed in [g for g in generations(store, engine) if not g.proven]:
+                remove_tree(killed.path)
+            document = {**previous.document, "unit": {"name": unit_name(engine), "text": previous.text}}
+            trial_of = write_generation(store, engine, last.n + 1, document)
+            trial = install(store, engine, trial_of)
+        what, journalled = "did not become ready", True
+        fault = await_ready(store, engine, document, trial, attended=True)
+        if not fault:
+            fault, journalled, _ = prove(store, engine, document, trial)
+            what = "is not kept"
+        if fault:
+            told = explain(store, engine, trial) if journalled else ("", [])
+            raise go_back(store, engine, [last], trial_of, what, fault, told, [])
+        wanted, now = digests_of(last.document), digests_of(document)
+        before = read_file(os.path.join(last.path, "rolled-back"))  # of a rollback before this one
+        data = before or json.dumps(wanted, sort_keys=True).encode("utf-8")
+        write_file(os.path.join(trial_of.path, "rolled-back"), data)  # before it counts: it is not what Pulumi knows
+        keep_version(engine, trial_of)
+        write_file(os.path.join(trial_of.path, "proven"), b"")
+        remove_tree(last.path)
+        remove_tree(previous.path)
+    report(engine, trial_of, restarted=True, found={})
+    return {"engine": engine, "unit": unit_name(engine), "models": now, "before": wanted}
 
 
 def verb_intact(store: Store, options: Any) -> Document:
@@ -2893,6 +2969,7 @@ OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
     "unsecret": verb_unsecret,
     "deactivate": verb_deactivate,
     "intact": verb_intact,
+    "rollback": verb_rollback,
     "status": verb_status,
     "remove": verb_remove,
     "verify": verb_verify,
@@ -2918,7 +2995,7 @@ def parse(argv: Sequence[str]) -> Any:
         if verb == "unplace":
             sub.add_argument("--stack", required=True)
             sub.add_argument("--base", required=True)
-        if verb in ("unsecret", "deactivate", "intact"):
+        if verb in ("unsecret", "deactivate", "intact", "rollback"):
             sub.add_argument("--engine", required=True)
     return parser.parse_args(argv)
 

@@ -29,6 +29,7 @@ OTHER = "not as the last activation left it"
 NEVER_REACHED = "switched off before it was ever reached"
 # A refresh goes on without what does not answer.
 REFRESH_PATIENCE = 10
+_said: set[str] = set()
 
 
 class ReachedPodProvider(Provider):
@@ -52,7 +53,11 @@ class ReachedPodProvider(Provider):
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         if _off(_olds) or _off(_news):
             return DiffResult(changes=_off(_olds) != _off(_news))
-        drifted = bool(_olds.get("drift")) or _olds["machine"] == OTHER
+        found = _olds.get("drift") or {}
+        # Without --diff, Pulumi shows that there is a difference, and not which.
+        for what, how in found.items():
+            _say(f"drift of {_olds['engine']}: {what}: {how}")
+        drifted = bool(found) or _olds["machine"] == OTHER
         other = any(_olds.get(key) != _news.get(key) for key in ("connection", "incarnation"))
         return DiffResult(changes=other or drifted)
 
@@ -64,9 +69,6 @@ class ReachedPodProvider(Provider):
         except UserError as error:
             _say(f"warning: the pod of {props['engine']} was not looked at: {error}")
             return ReadResult(id_, props)
-        # Without --diff, Pulumi shows that there is a difference, and not which.
-        for what, how in found.items():
-            _say(f"drift of {props['engine']}: {what}: {how}")
         kept = {name: value for name, value in props.items() if name != "drift"}
         told = {"drift": found} if found else {}
         inputs = {**kept, "machine": None, "plugin_host_key": None}
@@ -106,8 +108,10 @@ class ReachedPodProvider(Provider):
 
 
 def _say(line: str) -> None:
-    """Pulumi shows what a provider of this kind writes to standard error."""
-    print(line, file=sys.stderr, flush=True)
+    """Once in a preview or an update: Pulumi shows what a provider of this kind writes to standard error."""
+    if line not in _said:
+        _said.add(line)
+        print(line, file=sys.stderr, flush=True)
 
 
 def _off(props: Mapping[str, Any]) -> bool:

@@ -182,7 +182,8 @@ def test_json(servers: Servers, stack: Callable[..., None], capsys: pytest.Captu
     assert one == {
         "base": "org/base-0", "at": f"ops@127.0.0.1:{port}", "switchedOff": False, "reachable": True, "fault": None,
         "machineId": "0123", "drift": {"unit": "is gone"}, "engine": json.loads(answer("", since=1))["engines"][1] | {
-            "engine": engine_key("acme", "org/base-0"), "models": ["org/base-0", "acme-v1"], "drift": {"unit": "is gone"},
+            "engine": engine_key("acme", "org/base-0"), "models": ["org/base-0", "acme-v1"],
+            "drift": {"unit": "is gone"},
         },
         "gpus": [{"name": "NVIDIA L40S", "usedMiB": 40960, "totalMiB": 46068}],
         "disk": {"freeBytes": 12 * 1024**3, "totalBytes": 64 * 1024**3},

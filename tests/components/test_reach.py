@@ -27,6 +27,7 @@ class Pod(ReachedPodProvider):
         self.says: tuple[str, Any] | UserError = ("0123", {"drift": {}})
         self.asked: list[str] = []
         monkeypatch.setattr(reach, "private_key_text", lambda *_: "a key")
+        monkeypatch.setattr(reach, "_said", set())
         monkeypatch.setattr(ssh, "greet", self._greet)
 
     def settings(self) -> Any:
@@ -66,11 +67,12 @@ def test_what_a_refresh_finds_is_a_difference_until_the_next_update(
     assert pod.asked[1].startswith("sudo -n python3 /var/lib/lora-pods/bin/podctl-")
     assert pod.asked[1].endswith(".py intact --engine acme-tiny")
     assert (read.outs, read.inputs) == ({**first, "drift": FOUND}, {**INPUTS, "drift": FOUND})
+    for _ in range(2):  # of the refresh, and of the preview that follows it
+        assert pod.diff("id", read.outs or {}, INPUTS).changes is True
     assert capsys.readouterr().err.splitlines() == [
         "drift of acme-tiny: unit: was edited by hand",
         "drift of acme-tiny: blob of acme-v1: sha256:aa is gone",
     ]
-    assert pod.diff("id", read.outs or {}, INPUTS).changes is True
     monkeypatch.setattr(time, "strftime", lambda *_: "later")
     mended = pod.update("id", read.outs or {}, INPUTS).outs
     assert mended == {**first, "machine": "0123 reached later"}
@@ -107,6 +109,7 @@ def test_a_pod_that_does_not_answer_was_not_looked_at(pod: Pod, capsys: pytest.C
     for before in (first, {**first, "drift": FOUND}):
         read = pod.read("id", before)
         assert (read.outs, read.inputs) == (before, None)
+        reach._said.clear()
         assert capsys.readouterr().err == (
             "warning: the pod of acme-tiny was not looked at: ops@10.0.0.7:22 cannot be reached for 10 s (no answer)\n"
         )
