@@ -11,6 +11,7 @@ import pulumi
 import pytest
 
 from components import deployment, running, ssh
+from components.core.errors import UserError
 from components.pods import reach
 from components.pods.reach import OTHER, ReachedPodProvider
 from components.ssh import Greeting

@@ -169,6 +169,18 @@ def test_an_engine_of_an_earlier_release_has_no_version_to_differ_from(
     assert (pod.root / "units" / ENGINE / "1" / "vllm").read_text() == "0.33.1"
 
 
+def test_an_altered_blob_that_somebody_removes_comes_back_as_one_that_is_gone(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
+) -> None:
+    engine.activate("m1")
+    byte_rots(engine, systemd)
+    assert drift(pod) == {"blob of m1": f"{engine.digest} was altered"}
+    remove_blob(pod, engine.digest)
+    pod.stage(bundle())
+    pod.place({"m1": engine.digest})
+    assert drift(pod) == {}
+
+
 def test_an_altered_blob_that_nobody_needs_any_more_leaves_no_mark(
     engine: Engine, pod: PodDirectory, systemd: FakeSystemd
 ) -> None:
