@@ -32,6 +32,10 @@ ATTEMPT_SECONDS = 15
 KEEPALIVE_SECONDS = 15
 
 
+class OtherHostKey(UserError):
+    """The machine shows another host key than the pinned one."""
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a pod's sshd answers and as which user; `host_key` is the only key it may show."""
@@ -191,7 +195,7 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
                 keepalive_interval=KEEPALIVE_SECONDS,
             )
         except asyncssh.HostKeyNotVerifiable:
-            raise UserError(
+            raise OtherHostKey(
                 f"{address} shows another host key than the pinned one: it is another machine, or someone is in "
                 "between; if a host was replaced on purpose, set its new hostKey"
             ) from None

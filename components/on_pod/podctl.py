@@ -11,13 +11,16 @@ A bundle comes over stdin (`receive`, `receive-all`) or from a store (`fetch`, b
 into the same files, so that one goes on where the other was cut.
 
     ROOT/bin/podctl-<12 hex>.py              this program
-    ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`
+    ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`;
+                                             <hex>.altered: a blob whose bytes are others now, to be sent again
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
     ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
     ROOT/secrets/<engine>.<revision>.env     root-only: what `secrets` was told, and what a generation may go back to
     ROOT/secrets/<engine>.tls-<key>.key      root-only: the private key of a certificate, by the name of its public one
     ROOT/secrets/<engine>.env                the one in force, the unit's EnvironmentFile: `activate` puts it there
-    ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven
+    ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven and vllm (its
+                                             version); stale: what it loaded is not what is there now;
+                                             rolled-back: what it was put back instead of
     ROOT/proxies/<engine>.conf, .crt         what the nginx before a public engine is told, and the certificate it shows
     ROOT/venvs/vllm-<version>/               what `prepare` installed; tools/, python/, cache/: what that needed
 
@@ -367,9 +370,15 @@ class Store:
         return hold(self.path(".lock-" + engine), purpose, seconds)
 
     def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
-        """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length."""
+        """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length.
+
+        One that was found to be altered is not.
+        """
         total = tar_size(self.blob(hexdigest))
-        return total is not None and size in (None, total)
+        return total is not None and size in (None, total) and not self.is_altered(hexdigest)
+
+    def is_altered(self, hexdigest: str) -> bool:
+        return os.path.exists(self.staged(hexdigest, ".altered"))
 
     def blobs(self) -> List[str]:
         return [name for name in listed(self.path("blobs", "sha256")) if re.fullmatch(r"[0-9a-f]{64}", name)]
@@ -440,8 +449,12 @@ def collect(store: Store) -> List[str]:
 
     for name in listed(store.path("staging")):
         path = store.path("staging", name)
-        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|claim|new|gone)", name)
+        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|claim|new|gone|altered)", name)
         if match is None:
+            continue
+        if match.group(2) == "altered":
+            if not os.path.isdir(store.blob(match.group(1))):
+                unlink(path)
             continue
         if time.time() - os.lstat(path).st_mtime > STALE_SECONDS or match.group(2) in ("new", "gone"):
             remove_tree(path) if os.path.isdir(path) else unlink(path)
@@ -462,6 +475,7 @@ def discard_blob(store: Store, hexdigest: str) -> None:
     os.chmod(store.blob(hexdigest), 0o700)
     os.rename(store.blob(hexdigest), aside)
     fsync_dir(store.path("blobs", "sha256"))
+    unlink(store.staged(hexdigest, ".altered"))
     remove_tree(aside)
 
 
@@ -782,10 +796,12 @@ def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]
     blob = store.blob(hexdigest)
     os.makedirs(os.path.dirname(blob), exist_ok=True)
     if os.path.lexists(blob):
-        discard_blob(store, hexdigest)  # it lost a file or a part of one: has_blob said so
+        discard_blob(store, hexdigest)  # it lost a file or a part of one, or was altered: has_blob said so
+        mark_stale(store, "blobs/sha256/" + hexdigest)
     os.rename(aside, blob)
     os.chmod(blob, 0o555)  # after the rename: moving a directory needs write permission on it
     fsync_dir(os.path.dirname(blob))
+    unlink(store.staged(hexdigest, ".altered"))
 
 
 def verb_have(store: Store, options: Any) -> Document:
@@ -936,9 +952,17 @@ def verb_verify(store: Store, options: Any) -> Document:
     """Hashes every blob again, as the bundle it came from."""
     result: Dict[str, List[str]] = {"ok": [], "rotten": []}
     for name in store.blobs():
-        whole = store.has_blob(name) and hash_blob(store.blob(name)) == name
+        whole = store.has_blob(name) and is_whole(store, name)
         result["ok" if whole else "rotten"].append("sha256:" + name)
     return {**result}
+
+
+def is_whole(store: Store, hexdigest: str) -> bool:
+    """Whether a blob's bytes are what its name says; those that cannot be read are not."""
+    try:
+        return hash_blob(store.blob(hexdigest)) == hexdigest
+    except OSError:
+        return False
 
 
 def hash_blob(blob: str) -> str:
@@ -1692,6 +1716,14 @@ def write_generation(store: Store, engine: str, n: int, document: Document) -> G
     return Generation(n, path, text, kept, False)
 
 
+def mark_stale(store: Store, loaded: str) -> None:
+    """Has the engines whose units name `loaded` started again by their next activation: they hold what was there."""
+    for engine in listed(store.path("units")):
+        for generation in generations(store, engine)[-1:]:
+            if loaded in generation.text:
+                write_file(os.path.join(generation.path, "stale"), b"")
+
+
 def install(store: Store, engine: str, generation: Generation) -> Trial:
     """Puts a generation's secrets and unit in place and starts it anew."""
     unit = unit_name(engine)
@@ -1704,6 +1736,7 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     systemctl("daemon-reload")
     systemctl("enable", unit)
     systemctl("reset-failed", unit)  # fails where the unit was never loaded
+    unlink(os.path.join(generation.path, "stale"))
     ran = systemctl_job("restart", unit)
     state = unit_state(unit)
     if state.invocation == before.invocation:
@@ -1813,19 +1846,31 @@ def der_of(chain: str) -> bytes:
 
 def unready(document: Document, key: Optional[str]) -> str:
     """What keeps the engine from being ready, "" if it is."""
-    url, models = field(document, "ready.url", str), field(document, "ready.models", dict)
+    url = field(document, "ready.url", str)
     status, _ = get(url, "/health", key)
     if status != 200:
         return "/health answers %d" % status if status else "nothing answers at %s" % url
+    served, fault = served_models(url, key)
+    return fault or other_models(field(document, "ready.models", dict), served)
+
+
+def served_models(url: str, key: Optional[str]) -> Tuple[Mapping[str, Any], str]:
+    """({id: root} as an engine lists its models, "") or ({}, why it does not)."""
     status, body = get(url, "/v1/models", key)
+    if status == 0:
+        return {}, "nothing answers at %s" % url
     if status == 401:
-        return "/v1/models refuses the API key in the secrets" if key else "/v1/models wants an API key"
+        return {}, "/v1/models refuses the API key in the secrets" if key else "/v1/models wants an API key"
     if status != 200:
-        return "/v1/models answers %d" % status
+        return {}, "/v1/models answers %d" % status
     try:
-        served = {str(model["id"]): model.get("root") for model in json.loads(body.decode("utf-8"))["data"]}
+        return {str(model["id"]): model.get("root") for model in json.loads(body.decode("utf-8"))["data"]}, ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "/v1/models answers something else than a list of models"
+        return {}, "/v1/models answers something else than a list of models"
+
+
+def other_models(models: Mapping[str, Any], served: Mapping[str, Any]) -> str:
+    """How what is served differs from what is declared, "" if it does not."""
     absent, extra = sorted(set(models) - set(served)), sorted(set(served) - set(models))
     if absent:
         return "/v1/models does not list %s" % absent[0]
@@ -1850,10 +1895,13 @@ def why_over(state: State, trial: Trial, attended: bool) -> str:
     return ""
 
 
-def await_ready(store: Store, engine: str, document: Document, trial: Trial, attended: bool = False) -> str:
+def await_ready(
+    store: Store, engine: str, document: Document, trial: Trial, attended: bool = False, loaded: bool = False
+) -> str:
     """Waits until the engine is ready. -> "", or why it is not and will not be.
 
-    An `attended` trial is over when nobody waits for it any more: Pulumi forgets an activation that it did not see
+    One that was proven before (`loaded`) and answers now lists what it will go on listing: that is not waited for. An
+    `attended` trial is over when nobody waits for it any more: Pulumi forgets an activation that it did not see
     the end of, so what served before has to be what serves after.
     """
     unit, redact = unit_name(engine), redactor(store, engine)
@@ -1874,6 +1922,8 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial, att
             return over
         if not fault and state.active == "active":
             return ""
+        if loaded and fault.startswith(("/v1/models does not list", "/v1/models lists")):
+            return fault
         now = time.monotonic()
         if now > began + limit:
             return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % (state,))
@@ -2270,8 +2320,10 @@ def verb_activate(store: Store, document: Document) -> Document:
         current = settled(store, engine, document, state)
         if current is not None:
             running = Trial(state, time.time(), "")
-            fault = await_ready(store, engine, document, running)
+            fault = await_ready(store, engine, document, running, loaded=True)
             if not fault:
+                if not is_enabled(unit_name(engine)):
+                    systemctl("enable", unit_name(engine))
                 found: Document = {}
                 renew_proxy(store, engine, current.document, document)
                 if not probed_for(current.document, document):
@@ -2280,6 +2332,8 @@ def verb_activate(store: Store, document: Document) -> Document:
                         raise Refusal("%s runs on as it is, but %s" % (unit_name(engine), fault))
                 with store.lock("activate"):
                     current = write_generation(store, engine, current.n, document)
+                    keep_version(engine, current)
+                    unlink(os.path.join(current.path, "rolled-back"))
                 return report(engine, current, restarted=False, found=found)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
@@ -2306,6 +2360,7 @@ def verb_activate(store: Store, document: Document) -> Document:
         if fault:
             told = explain(store, engine, trial) if journalled else ("", [])
             raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)
+        keep_version(engine, trial_of)
         write_file(os.path.join(trial_of.path, "proven"), b"")
         for old in good[: -(KEPT_GENERATIONS - 1)]:
             remove_tree(old.path)
@@ -2333,32 +2388,208 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
         return None
     text, revision = document["unit"]["text"], document["secretsRevision"]
     same = (tried[-1].text, tried[-1].document["secretsRevision"]) == (text, revision)
+    if os.path.exists(os.path.join(tried[-1].path, "stale")):
+        say("an adapter or the vLLM that the engine loaded was put there anew, so it is started again")
+        return None
+    version = other_version(engine, tried[-1])
+    if version:
+        say("vLLM %s, so the engine is started again" % version)
+        return None
     in_force = (read_file(store.unit_file(engine)), read_file(secrets_file(store, engine)))
     wanted = (text.encode("utf-8"), secrets_bytes(store, engine, revision))
     return tried[-1] if same and in_force == wanted else None
 
 
-def verb_intact(store: Store, options: Any) -> Document:
-    """Whether an engine is as its last activation left it. -> {"fault": "" or what is not so}."""
-    engine = name_of(options.engine, "engine")
+def is_enabled(unit: str) -> bool:
+    return systemctl("is-enabled", unit).out.strip() == "enabled"
+
+
+def installed_vllm(engine: str) -> str:
+    """The version of vLLM that a start of the unit would run; "" where nobody can tell."""
+    started = systemctl("show", "-p", "ExecStart", unit_name(engine)).out
+    program = re.search(r"\bpath=(/.*?) ; argv\[\]=", started)
+    return vllm_version(program.group(1)) if program else ""
+
+
+def keep_version(engine: str, generation: Generation) -> None:
+    """Remembers which vLLM a generation was proven with; a later one would be another engine under the same unit."""
+    version = installed_vllm(engine).encode("utf-8")
+    path = os.path.join(generation.path, "vllm")
+    if version and read_file(path) != version:
+        write_file(path, version)
+
+
+def other_version(engine: str, generation: Generation) -> str:
+    """How the vLLM that is installed differs from the one that was proven, "" if it does not."""
+    proven = (read_file(os.path.join(generation.path, "vllm")) or b"").decode("utf-8", "replace")
+    installed = installed_vllm(engine) if proven else ""
+    if not installed or installed == proven:
+        return ""
+    return "%s is installed, and %s was proven" % (clean(installed)[:60], clean(proven)[:60])
+
+
+def cut_short(blob: str) -> bool:
+    """Whether a blob has lost an end, as far as the sizes in its own header tell without reading it all."""
+    try:
+        if not all(os.stat(os.path.join(blob, member)).st_size for member in MEMBERS):
+            return True
+        with open(os.path.join(blob, MEMBERS[1]), "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, 100 * PIECE)).decode("utf-8"))
+            end = max(tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__")
+            return bool(os.fstat(file.fileno()).st_size != 8 + length + end)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error, RecursionError):
+        return False  # its digest tells
+
+
+def needed_blobs(store: Store, generation: Generation) -> Dict[str, str]:
+    """Digest -> the models that have it (or what else names it), of what the unit or the references name."""
+    models: Dict[str, Set[str]] = {hexdigest: set() for hexdigest in BLOB_PATH.findall(generation.text)}
+    for model, root in generation.document["ready"]["models"].items():
+        for hexdigest in BLOB_PATH.findall(str(root)):
+            models.setdefault(hexdigest, set()).add(model)
+    with contextlib.suppress(Refusal):  # a damaged reference is told by what needs it
+        for ref in store.refs():
+            if ref.stack == generation.document["stack"] and ref.model in generation.document["ready"]["models"]:
+                models.setdefault(hex_of(ref.digest), set()).add(ref.model)
+    return {hexdigest: ", ".join(sorted(names)) or "the unit" for hexdigest, names in sorted(models.items())}
+
+
+def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[Tuple[str, str]]:
+    """What is wrong with the blobs of an engine; where each is `hashed`, one that was altered is marked for `missing`.
+
+    Where it is not, the sizes alone are looked at.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    needed = needed_blobs(store, generation)
+    there = [name for name in needed if store.has_blob(name)]
+    altered = {name for name in needed if store.is_altered(name)}
+    if hashed:
+        with ThreadPoolExecutor(4) as pool:  # hashlib works without Python's lock
+            whole = {name: pool.submit(is_whole, store, name) for name in there}
+        for name in there:
+            if not whole[name].result():
+                write_file(store.staged(name, ".altered"), b"", 0o600)
+                altered.add(name)
+    else:
+        altered.update(name for name in there if cut_short(store.blob(name)))
+    for name, models in needed.items():
+        if name in altered:
+            yield "blob of " + models, "sha256:%s was altered" % name
+        elif name not in there:
+            yield "blob of " + models, "sha256:%s is gone" % name
+
+
+def drift(store: Store, engine: str, hashed: bool) -> Dict[str, str]:
+    """What of an engine is not as its last activation left it: what -> how it is instead."""
     tried = generations(store, engine)
     if not tried or not tried[-1].proven:
-        return {"fault": "its last activation did not end well"}
-    last = tried[-1]
-    if read_file(store.unit_file(engine)) != last.text.encode("utf-8"):
-        return {"fault": "its unit is gone or was edited"}
-    for hexdigest in sorted(set(BLOB_PATH.findall(last.text))):
-        if not store.has_blob(hexdigest):
-            return {"fault": "the blob sha256:%s is gone" % hexdigest}
-    if read_file(secrets_file(store, engine)) != secrets_bytes(store, engine, last.document["secretsRevision"]):
-        return {"fault": "its secrets are gone or were edited"}
-    state = unit_state(unit_name(engine))
-    enabled = systemctl("is-enabled", unit_name(engine)).out.strip()
-    if state.active != "active" or enabled != "enabled":
-        return {"fault": "its unit is %s and %s" % (state, enabled or "not known to systemd")}
+        return {"activation": "the last one did not end well" if tried else "nothing of this engine is on the pod"}
+    last, unit = tried[-1], unit_name(engine)
+    found = dict(blob_drift(store, last, hashed))
+    installed = read_file(store.unit_file(engine))
+    if installed != last.text.encode("utf-8"):
+        found["unit"] = "is gone" if installed is None else "was edited by hand"
+    revision = last.document["secretsRevision"]
+    kept = read_file(secrets_file(store, engine, revision)) if revision else secrets_bytes(store, engine, 0)
+    if kept is None or read_file(secrets_file(store, engine)) != kept:
+        found["secrets"] = "are gone or were edited by hand"
+    state = unit_state(unit)
+    if state.active != "active":
+        found["engine"] = "does not run: %s" % (state,)
+    else:
+        fault = unready(last.document, read_secrets(store, engine).get("VLLM_API_KEY"))
+        if fault:
+            found["serves"] = redactor(store, engine)(fault)[:300]
     if not proxy_stands(store, engine, last.document):
-        return {"fault": "the proxy before it is gone, was edited or does not run"}
-    return {"fault": ""}
+        found["proxy"] = "is gone, was edited by hand or does not run"
+    if not is_enabled(unit):
+        found["at boot"] = "it would not start: its unit is not enabled"
+    version = other_version(engine, last)
+    if version:
+        found["vLLM"] = version
+    found.update(rolled_back(last))
+    return found
+
+
+def digests_of(document: Document) -> Dict[str, Optional[str]]:
+    """Model -> the digest it is served from; None for what is no bundle's."""
+    found: Dict[str, Optional[str]] = {}
+    for model, root in sorted(document["ready"]["models"].items()):
+        match = BLOB_PATH.search(str(root))
+        found[model] = "sha256:" + match.group(1) if match else None
+    return found
+
+
+def rolled_back(generation: Generation) -> Iterator[Tuple[str, str]]:
+    """How what a `rollback` put back differs from what was activated last; nothing if there was none since."""
+    raw = read_file(os.path.join(generation.path, "rolled-back"))
+    if raw is None:
+        return
+    wanted, now = json.loads(raw.decode("utf-8")), digests_of(generation.document)
+    yield "rollback", "what was activated before the last activation serves again"
+    for model in sorted(set(wanted) | set(now)):
+        if model not in now:
+            yield "model " + model, "is not served since the rollback"
+        elif model not in wanted:
+            yield "model " + model, "is served since the rollback"
+        elif wanted[model] != now[model]:
+            short = [(digest or "the base")[-64:][:12] for digest in (now[model], wanted[model])]
+            yield "model " + model, "serves %s instead of %s since the rollback" % tuple(short)
+
+
+def verb_rollback(store: Store, options: Any) -> Document:
+    """Puts back what an engine served before its last activation, and proves it as an activation does."""
+    engine = name_of(options.engine, "engine")
+    good = [g for g in generations(store, engine) if g.proven]
+    patience = LOADING_SPARE_SECONDS + 3 * max([number(g.document, "ready.timeoutSeconds") for g in good] or [0])
+    with store.lock_engine(engine, "rollback", patience):
+        good = [g for g in generations(store, engine) if g.proven]
+        if len(good) < 2:
+            raise Refusal("nothing is kept on this pod that engine %s served before" % engine)
+        previous, last = good[-2:]
+        with store.lock("rollback"):
+            for hexdigest, models in needed_blobs(store, previous).items():
+                if hexdigest in BLOB_PATH.findall(previous.text) and not store.has_blob(hexdigest):
+                    raise Refusal(
+                        "sha256:%s (%s), which was served before, is not on this pod any more" % (hexdigest, models)
+                    )
+            rivals = rivals_on(store, engine, previous.document)
+            if rivals:
+                raise Refusal(
+                    "port %d, which it had before, is %s's now" % (previous.document["port"], unit_name(rivals[0]))
+                )
+            secrets_bytes(store, engine, previous.document["secretsRevision"])
+            for killed in [g for g in generations(store, engine) if not g.proven]:
+                remove_tree(killed.path)
+            document = {**previous.document, "unit": {"name": unit_name(engine), "text": previous.text}}
+            trial_of = write_generation(store, engine, last.n + 1, document)
+            trial = install(store, engine, trial_of)
+        what, journalled = "did not become ready", True
+        fault = await_ready(store, engine, document, trial, attended=True)
+        fault = fault or proxy_fault(store, engine, document)
+        if not fault:
+            fault, journalled, _ = prove(store, engine, document, trial)
+            what = "is not kept"
+        if fault:
+            told = explain(store, engine, trial) if journalled else ("", [])
+            raise go_back(store, engine, [last], trial_of, what, fault, told, [])
+        wanted, now = digests_of(last.document), digests_of(document)
+        before = read_file(os.path.join(last.path, "rolled-back"))  # of a rollback before this one
+        data = before or json.dumps(wanted, sort_keys=True).encode("utf-8")
+        write_file(os.path.join(trial_of.path, "rolled-back"), data)  # before it counts: it is not what Pulumi knows
+        keep_version(engine, trial_of)
+        write_file(os.path.join(trial_of.path, "proven"), b"")
+        remove_tree(last.path)
+        remove_tree(previous.path)
+    report(engine, trial_of, restarted=True, found={})
+    return {"engine": engine, "unit": unit_name(engine), "models": now, "before": wanted}
+
+
+def verb_intact(store: Store, options: Any) -> Document:
+    """Whether an engine is as its last activation left it, its blobs to the last byte. -> {"drift": {what: how}}."""
+    return {"drift": drift(store, name_of(options.engine, "engine"), hashed=True)}
 
 
 def drop_old_secrets(store: Store, engine: str) -> None:
@@ -2817,8 +3048,13 @@ def make_venv(store: Store, version: str, homes_shown: bool) -> str:
     python = os.path.join(venv, "bin", "python")
     # Two stacks may prepare one pod at once, and vLLM takes many minutes to arrive.
     with hold(store.path(".lock-venvs"), "prepare: installing vLLM %s" % version, seconds=3600):
+        installed = read_file(os.path.join(venv, "installed"))
         if os.path.exists(python) and not os.path.exists(marker):
-            return python
+            if installed in (None, vllm_version(python).encode("utf-8")):
+                return python
+            say("%s has another vLLM than was installed there, so it is made anew" % venv)
+            with store.lock("prepare"):
+                mark_stale(store, venv + "/")
         write_file(marker, b"")
         remove_tree(venv)
         environment = {
@@ -2845,6 +3081,7 @@ def make_venv(store: Store, version: str, homes_shown: bool) -> str:
             remove_tree(venv)  # gigabytes that a corrected version would not use; what was downloaded stays
             unlink(marker)
             raise
+        write_file(os.path.join(venv, "installed"), vllm_version(python).encode("utf-8"))
         remove_tree(store.path("cache"))
         unlink(marker)
         fsync_dir(os.path.dirname(venv))
@@ -2887,6 +3124,66 @@ def watched(what: str, environment: Mapping[str, str], *argv: str) -> None:
             due = time.monotonic() + SAY_SECONDS
     if job.wait() != 0:
         raise Refusal("%s failed (%s)" % (what, " ".join(argv[:2])), list(tail))
+
+
+class Standing(NamedTuple):
+    """How a unit stands, for people: its state, and since when (seconds since 1970; None where it never changed)."""
+
+    state: str
+    since: Optional[float]
+
+
+def standing(unit: str) -> Standing:
+    changed = re.search(
+        r"^StateChangeTimestampMonotonic=([1-9]\d*)$",
+        systemctl("show", "-p", "StateChangeTimestampMonotonic", unit).out,
+        re.M,
+    )
+    ago = time.monotonic() - int(changed.group(1)) / 1e6 if changed else None
+    return Standing(str(unit_state(unit)), None if ago is None else time.time() - ago)
+
+
+def engine_status(store: Store, engine: str) -> Document:
+    tried = generations(store, engine)
+    now = standing(unit_name(engine))
+    found: Document = {
+        "engine": engine,
+        "unit": unit_name(engine),
+        "state": now.state,
+        "since": None if now.since is None else round(now.since),
+        "enabled": is_enabled(unit_name(engine)),
+        "models": None,
+        "vllm": installed_vllm(engine) or None,
+        "drift": drift(store, engine, hashed=False),
+    }
+    if tried:
+        document = tried[-1].document
+        served, fault = served_models(document["ready"]["url"], read_secrets(store, engine).get("VLLM_API_KEY"))
+        found.update(stack=document["stack"], generation=tried[-1].n, models=None if fault else sorted(served))
+    return found
+
+
+def gpus_in_use() -> List[Document]:
+    """Each GPU's name and memory; MiB, None where its driver does not say."""
+    query = "--query-gpu=name,memory.used,memory.total"
+    ran = run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=20)
+    found: List[Document] = []
+    for line in ran.out.splitlines() if ran.status == 0 else []:
+        name, *memory = line.rsplit(",", 2)
+        used, total = [int(value) if value.strip().isdigit() else None for value in (*memory, "", "")[:2]]
+        found.append({"name": clean(name.strip())[:80], "usedMiB": used, "totalMiB": total})
+    return found
+
+
+def verb_status(store: Store, options: Any) -> Document:
+    """How this pod and its engines stand. Changes nothing, waits for nobody, and hashes nothing."""
+    disk = os.statvfs(existing_parent(store.root))
+    return {
+        "machineId": (read_file("/etc/machine-id") or b"").decode("ascii", "replace").strip(),
+        "disk": {"freeBytes": disk.f_bavail * disk.f_frsize, "totalBytes": disk.f_blocks * disk.f_frsize},
+        "gpus": gpus_in_use(),
+        "engines": [engine_status(store, engine) for engine in listed(store.path("units"))],
+    }
 
 
 def uploads(store: Store) -> Iterator[str]:
@@ -2963,6 +3260,8 @@ OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
     "unsecret": verb_unsecret,
     "deactivate": verb_deactivate,
     "intact": verb_intact,
+    "rollback": verb_rollback,
+    "status": verb_status,
     "remove": verb_remove,
     "verify": verb_verify,
 }
@@ -2987,7 +3286,7 @@ def parse(argv: Sequence[str]) -> Any:
         if verb == "unplace":
             sub.add_argument("--stack", required=True)
             sub.add_argument("--base", required=True)
-        if verb in ("unsecret", "deactivate", "intact"):
+        if verb in ("unsecret", "deactivate", "intact", "rollback"):
             sub.add_argument("--engine", required=True)
     return parser.parse_args(argv)
 

@@ -49,7 +49,10 @@ ALLOWED: Mapping[str, frozenset[str]] = {
         {
             "components.checked",
             "components.locked",
+            "components.on_pod.boot",
+            "components.pods",
             "components.settings",
+            "components.ssh",
             "components.stack_files",
             "components.store",
             "components.store_url",

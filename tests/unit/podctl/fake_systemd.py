@@ -27,6 +27,8 @@ from typing import Any
 
 from components.on_pod.podctl import Ran
 
+PYTHON = "/opt/fake/bin/python"
+
 
 @dataclass
 class FakeUnit:
@@ -50,14 +52,24 @@ class FakeSystemd:
         self.journals: dict[str, list[str]] = {}
         self.lag = 0  # how often journalctl is asked before the last line is there
         self.on_look: list[Any] = []  # called at the next looks at a unit, one each
+        self.vllm = ""  # the version that is installed, "" for nobody can tell
+        self.gpus: list[str] = []  # what nvidia-smi prints
 
     def run(self, *argv: str, **_: object) -> Ran:
         if argv[0] == "journalctl":
             return self._journalctl(argv[1:])
+        if argv[0] == PYTHON:
+            return Ran(0, f"{self.vllm}\n", "")
+        if argv[0] == "nvidia-smi":
+            return Ran(0, "".join(f"{line}\n" for line in self.gpus), "")
         assert argv[:2] == ("systemctl", "--no-pager"), argv
         verb, *rest = argv[2:]
         name = rest[-1] if rest else ""
         unit = self.units.setdefault(name, FakeUnit()) if name else FakeUnit()
+        if verb == "show" and rest[1] == "ExecStart":
+            return Ran(0, f"ExecStart={{ path={PYTHON} ; argv[]={PYTHON} -m vllm ; }}\n" if self.vllm else "", "")
+        if verb == "show" and rest[1] == "StateChangeTimestampMonotonic":
+            return Ran(0, f"StateChangeTimestampMonotonic={int((time.monotonic() - 3600) * 1e6)}\n", "")
         if verb == "show":
             return self._show(unit)
         if verb == "is-enabled":

@@ -121,8 +121,7 @@ def test_an_unchanged_engine_that_does_not_answer_is_restarted(
     assert running is not None
     running.shutdown()
     running.server_close()
-    systemd.units[UNIT].behaviour["serve"] = {}
-    systemd.units[UNIT].server = serve({"serve": {}, "port": engine.port})
+    systemd.units[UNIT].server = serve({"serve": {}, "health": 503, "port": engine.port})
     document = engine.document()
     document["ready"]["timeoutSeconds"] = 0.2
 
@@ -131,7 +130,7 @@ def test_an_unchanged_engine_that_does_not_answer_is_restarted(
     assert answer.result == activated(2, restarted=True)
     assert answer.lines == [
         "the engine runs but is not ready, so it is started again: "
-        "after 0 seconds it was still not ready: /v1/models does not list m1",
+        "after 0 seconds it was still not ready: /health answers 503",
         SERVES,
     ]
 
@@ -890,24 +889,3 @@ def test_sshd_that_closed_its_end_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         os.dup2(stderr, 2)
         os.close(stderr)
         ours.close()
-
-
-def test_an_engine_is_intact_until_something_is_taken_from_it(
-    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
-) -> None:
-    def fault() -> str:
-        answer = pod.run("intact", "--engine", ENGINE)
-        return str(answer.result["fault"])
-
-    assert fault() == "its last activation did not end well"
-    engine.activate("m1")
-    assert fault() == ""
-    unit = pod.units / UNIT
-    kept = unit.read_text()
-    unit.write_text(kept + "# edited")
-    assert fault() == "its unit is gone or was edited"
-    unit.write_text(kept)
-    systemd.run("systemctl", "--no-pager", "disable", "--now", UNIT)
-    assert fault() == "its unit is inactive (dead) and disabled"
-    unit.unlink()
-    assert fault() == "its unit is gone or was edited"
