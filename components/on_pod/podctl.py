@@ -2568,10 +2568,11 @@ def verb_rollback(store: Store, options: Any) -> Document:
             trial = install(store, engine, trial_of)
         what, journalled = "did not become ready", True
         fault = await_ready(store, engine, document, trial, attended=True)
-        fault = fault or proxy_fault(store, engine, document)
+        if not fault:
+            what = "is not kept"
+            fault, journalled = proxy_fault(store, engine, document), False
         if not fault:
             fault, journalled, _ = prove(store, engine, document, trial)
-            what = "is not kept"
         if fault:
             told = explain(store, engine, trial) if journalled else ("", [])
             raise go_back(store, engine, [last], trial_of, what, fault, told, [])

@@ -186,17 +186,17 @@ def test_an_engine_of_another_stack_keeps_its_ports(public: Public, pod: PodDire
 
 
 def test_drift_is_seen(public: Public, pod: PodDirectory, systemd: FakeSystemd) -> None:
-    def fault() -> str:
-        return str(pod.run("intact", "--engine", ENGINE).result["fault"])
+    def drift() -> Any:
+        return pod.run("intact", "--engine", ENGINE).result["drift"]
 
     public.activate()
-    assert fault() == ""
+    assert drift() == {}
     systemd.run("systemctl", "--no-pager", "disable", "--now", PROXY)
-    assert fault() == "the proxy before it is gone, was edited or does not run"
+    assert drift() == {"proxy": "is gone, was edited by hand or does not run"}
     public.activate()
-    assert fault() == ""
+    assert drift() == {}
     (pod.root / "proxies" / f"{ENGINE}.conf").write_text("edited")
-    assert fault() == "the proxy before it is gone, was edited or does not run"
+    assert drift() == {"proxy": "is gone, was edited by hand or does not run"}
 
 
 def test_it_goes_with_its_engine(public: Public, pod: PodDirectory, systemd: FakeSystemd) -> None:
