@@ -215,12 +215,21 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
+def make_dirs(path: str, mode: int = 0o755) -> None:
+    """Makes a directory, and those above it, so that a power cut takes away none that holds something."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_dirs(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    fsync_dir(parent)
+
+
 def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
     """Puts `data` at `path`: the old bytes or the new ones, never less, also after a power cut."""
     directory, name = os.path.split(path)
-    if not os.path.isdir(directory):
-        os.makedirs(directory, exist_ok=True)
-        fsync_dir(os.path.dirname(directory))
+    make_dirs(directory)
     aside = os.path.join(directory, ".%s.aside" % name)
     unlink(aside)  # of a run that was killed
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -269,9 +278,19 @@ def remove_tree(path: str) -> None:
         shutil.rmtree(path)
 
 
+def discard(path: str, aside: str) -> None:
+    """Takes a directory out of sight in one step, then empties it: nobody sees half of it, also after a power cut."""
+    remove_tree(aside)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, aside)
+        fsync_dir(os.path.dirname(path))
+        remove_tree(aside)
+
+
 def remove_if_empty(path: str) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(path)
+        fsync_dir(os.path.dirname(path))
 
 
 def try_lock(path: str) -> Tuple[Optional[int], str]:
@@ -353,8 +372,7 @@ class Store:
 
     def make_staging(self) -> None:
         """The first directories of a pod: open to the engines' users, except what is on its way."""
-        os.makedirs(self.root, 0o755, exist_ok=True)
-        os.makedirs(self.path("staging"), 0o700, exist_ok=True)
+        make_dirs(self.path("staging"), 0o700)
 
     def lock(self, purpose: str) -> ContextManager[None]:
         return hold(self.path(".lock"), purpose)
@@ -396,10 +414,6 @@ class Store:
         path = self.path("refs", ref.stack, ref.model)
         if read_file(path) != data:
             write_file(path, data)
-
-    def drop_ref(self, ref: Ref) -> None:
-        unlink(self.path("refs", ref.stack, ref.model))
-        remove_if_empty(self.path("refs", ref.stack))
 
 
 def tar_size(blob: str) -> Optional[int]:
@@ -454,11 +468,10 @@ def discard_blob(store: Store, hexdigest: str) -> None:
     """Takes a blob out of sight in one step, then empties it."""
     aside = store.staged(hexdigest, ".gone")
     store.make_staging()
-    remove_tree(aside)
-    os.chmod(store.blob(hexdigest), 0o700)
-    os.rename(store.blob(hexdigest), aside)
-    fsync_dir(store.path("blobs", "sha256"))
-    remove_tree(aside)
+    # Moving a directory needs write permission on it. Others may read it still: a run that is killed here leaves a blob
+    # that the next one takes for whole.
+    os.chmod(store.blob(hexdigest), 0o755)
+    discard(store.blob(hexdigest), aside)
 
 
 # --- tars -----------------------------------------------------------------------------------------------------------
@@ -776,7 +789,7 @@ def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]
             os.close(fd)
     fsync_dir(aside)
     blob = store.blob(hexdigest)
-    os.makedirs(os.path.dirname(blob), exist_ok=True)
+    make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
         discard_blob(store, hexdigest)  # it lost a file or a part of one: has_blob said so
     os.rename(aside, blob)
@@ -907,7 +920,10 @@ def verb_place(store: Store, document: Document) -> Document:
 def drop_refs(store: Store, stack: str, base: str, keep: Set[str]) -> List[str]:
     gone = [ref for ref in store.refs() if (ref.stack, ref.base) == (stack, base) and ref.model not in keep]
     for ref in gone:
-        store.drop_ref(ref)
+        unlink(store.path("refs", stack, ref.model))
+    if gone:
+        fsync_dir(store.path("refs", stack))  # before what they held goes
+    remove_if_empty(store.path("refs", stack))
     return [ref.model for ref in gone]
 
 
@@ -1450,7 +1466,7 @@ def secrets_file(store: Store, engine: str, revision: Optional[int] = None) -> s
 
 
 def write_secrets(store: Store, engine: str, raw: bytes, revision: Optional[int] = None) -> None:
-    os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+    make_dirs(store.path("secrets"), 0o700)
     write_file(secrets_file(store, engine, revision), raw, 0o600)
 
 
@@ -1502,6 +1518,14 @@ def verb_secrets(store: Store, document: Document) -> Document:
     return {"revision": revision}
 
 
+def drop_secrets(store: Store, paths: Sequence[str]) -> None:
+    """Removes files of secrets, for good: what is gone from the stack must not be back after a power cut."""
+    removed = [unlink(path) for path in paths]
+    if any(removed):
+        fsync_dir(store.path("secrets"))
+    remove_if_empty(store.path("secrets"))
+
+
 def verb_unsecret(store: Store, options: Any) -> Document:
     """Removes an engine's secrets, and the engine: without its API key it must not serve."""
     engine = name_of(options.engine, "engine")
@@ -1511,9 +1535,7 @@ def verb_unsecret(store: Store, options: Any) -> Document:
         # `deactivate` ran before this, unless Pulumi was interrupted while the engine loaded and knows nothing of it.
         forget_engine(store, engine)
         kept = revisions(store, engine)
-        for revision in kept:
-            unlink(secrets_file(store, engine, revision))
-        remove_if_empty(store.path("secrets"))
+        drop_secrets(store, [secrets_file(store, engine, revision) for revision in kept])
         collect(store)
     return {"removed": bool(kept)}
 
@@ -1652,12 +1674,20 @@ def generations(store: Store, engine: str) -> List[Generation]:
 
 def write_generation(store: Store, engine: str, n: int, document: Document) -> Generation:
     path = store.path("units", engine, str(n))
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(store.path("units", engine)):
+            if re.fullmatch(r"\.[0-9]+\.gone", name):
+                remove_tree(store.path("units", engine, name))  # of a run that was killed
     text = field(document, "unit.text", str)
     kept = {**document, "unit": {"name": unit_name(engine)}}
     write_file(os.path.join(path, "unit"), text.encode("utf-8"))
     write_file(os.path.join(path, "doc.json"), json.dumps(kept, sort_keys=True, indent=1).encode("utf-8"))
     fsync_dir(store.path("units", engine))
     return Generation(n, path, text, kept, False)
+
+
+def drop_generation(store: Store, engine: str, generation: Generation) -> None:
+    discard(generation.path, store.path("units", engine, ".%d.gone" % generation.n))
 
 
 def install(store: Store, engine: str, generation: Generation) -> Trial:
@@ -1686,6 +1716,8 @@ def uninstall(store: Store, engine: str) -> bool:
     if state.active not in ("inactive", "failed", "unknown"):
         raise Refusal("%s does not stop: it is %s" % (unit, state))
     removed = unlink(store.unit_file(engine))
+    if removed:
+        fsync_dir(store.units_dir)  # before the blobs that it names go
     systemctl("daemon-reload")
     return removed
 
@@ -2196,6 +2228,7 @@ def verb_activate(store: Store, document: Document) -> Document:
                         raise Refusal("%s runs on as it is, but %s" % (unit_name(engine), fault))
                 with store.lock("activate"):
                     current = write_generation(store, engine, current.n, document)
+                tidy(store, engine)
                 return report(engine, current, restarted=False, found=found)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
@@ -2205,7 +2238,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             tried = generations(store, engine)
             good = [g for g in tried if g.proven]
             for killed in [g for g in tried if not g.proven]:
-                remove_tree(killed.path)
+                drop_generation(store, engine, killed)
             trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
             for other in rivals:
                 say("stopping %s, which has this port in this stack" % unit_name(other))
@@ -2220,15 +2253,20 @@ def verb_activate(store: Store, document: Document) -> Document:
             told = explain(store, engine, trial) if journalled else ("", [])
             raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)
         write_file(os.path.join(trial_of.path, "proven"), b"")
-        for old in good[: -(KEPT_GENERATIONS - 1)]:
-            remove_tree(old.path)
-        try:
-            with store.lock("activate"):
-                drop_old_secrets(store, engine)
-                collect(store)
-        except Refusal as refusal:
-            say(str(refusal))  # the engine serves all the same
+        tidy(store, engine)
     return report(engine, trial_of, restarted=True, found=found)
+
+
+def tidy(store: Store, engine: str) -> None:
+    """Removes what no generation that is kept needs."""
+    for old in [generation for generation in generations(store, engine) if generation.proven][:-KEPT_GENERATIONS]:
+        drop_generation(store, engine, old)
+    try:
+        with store.lock("activate"):
+            drop_old_secrets(store, engine)
+            collect(store)
+    except Refusal as refusal:
+        say(str(refusal))  # the engine serves all the same
 
 
 def probed_for(before: Document, wanted: Document) -> bool:
@@ -2275,9 +2313,8 @@ def verb_intact(store: Store, options: Any) -> Document:
 def drop_old_secrets(store: Store, engine: str) -> None:
     """Removes the revisions that no generation was started with; the newest may be for one to come."""
     used = [generation.document["secretsRevision"] for generation in generations(store, engine)]
-    for revision in revisions(store, engine)[:-1]:
-        if revision not in used:
-            unlink(secrets_file(store, engine, revision))
+    old = [revision for revision in revisions(store, engine)[:-1] if revision not in used]
+    drop_secrets(store, [secrets_file(store, engine, revision) for revision in old])
 
 
 def report(engine: str, generation: Generation, restarted: bool, found: Document) -> Document:
@@ -2305,7 +2342,7 @@ def go_back(
     sentence = "%s %s: %s" % (unit, what, redact(fault))
     if cause and cause not in sentence:
         sentence += ": " + cause
-    remove_tree(failed.path)
+    drop_generation(store, engine, failed)
     serving = []
     if good:
         say("%s %s, so generation %d comes back" % (unit, what, good[-1].n))
@@ -2341,10 +2378,9 @@ def remove_state(store: Store, engine: str) -> None:
 
 def forget_engine(store: Store, engine: str) -> bool:
     removed = uninstall(store, engine)
-    unlink(secrets_file(store, engine))
-    remove_if_empty(store.path("secrets"))
+    drop_secrets(store, [secrets_file(store, engine)])
     remove_state(store, engine)
-    remove_tree(store.path("units", engine))
+    discard(store.path("units", engine), store.path("units", ".%s.gone" % engine))
     return removed
 
 
@@ -2570,6 +2606,7 @@ def make_venv(store: Store, version: str, homes_shown: bool) -> str:
             unlink(marker)
             raise
         remove_tree(store.path("cache"))
+        os.sync()  # uv and pip leave that to the kernel, and without the marker all of it counts as whole
         unlink(marker)
         fsync_dir(os.path.dirname(venv))
     return python
@@ -2636,13 +2673,14 @@ def verb_remove(store: Store, options: Any) -> Document:
         if left:
             say("others still use this pod, so nothing is removed: %s" % ", ".join(left))
             return {"removed": False, "left": left}
-        for name in ("bin", "tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "staging"):
-            remove_tree(store.path(name))
         # An engine that never served has no unit any more, but may have downloaded its model.
         prefix = os.path.basename(store.root) + "-"
         for name in listed(os.path.dirname(store.root)):
             if name.startswith(prefix) and not os.path.exists(store.unit_file(name[len(prefix) :])):
                 remove_state(store, name[len(prefix) :])
+        for name in ("tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "staging"):
+            discard(store.path(name), store.path(".%s.gone" % name))
+        remove_tree(store.path("bin"))  # the last: a machine without podctl is taken to have nothing of ours
         left = listed(store.root)
         for name in os.listdir(store.root):
             if name.startswith(".lock-"):
