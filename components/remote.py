@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import pulumi
 from pulumi_command import remote
 
-from components.core.naming import podctl_path
+from components.core.naming import POD_ROOT, podctl_path
 from components.on_pod.boot import BOOT
 
 # Pods were reached before (pods/reach.py), so this is for a connection lost since: about five seconds of the plugin's
@@ -79,6 +79,15 @@ def _undo_line(user: str, verb: str, arguments: Sequence[str]) -> str:
     """
     there = f"[ -e {shlex.quote(podctl_path(podctl_sha256()))} ]"
     return f"if {there}; then {podctl_line(user, verb, arguments)}; else cat >/dev/null; fi"
+
+
+def leave_line(user: str, engine: str) -> str:
+    """The shell line that takes an engine off a pod, by the podctl on standard input: nothing there need be whole.
+
+    A machine without our directory has nothing of ours, and perhaps neither python3 nor sudo.
+    """
+    leave = _shell(user, ["python3", "-", "leave", "--engine", engine])
+    return f"if [ -e {POD_ROOT} ]; then {leave}; else cat >/dev/null; echo '{{\"removed\": true}}'; fi"
 
 
 def _shell(user: str, words: Sequence[str]) -> str:

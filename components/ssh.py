@@ -50,6 +50,14 @@ class Address:
         return f"{self.user}@{self.address}:{self.port}"
 
 
+class Gone(UserError):
+    """Nobody answers where the pod was, or another machine does: `what` says so, without what to do about it."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(what + advice)
+        self.what = what
+
+
 class PodSession:
     """An open connection on which podctl's verbs run."""
 
@@ -160,7 +168,7 @@ def printable_lines(text: bytes) -> str:
 async def open_session(address: Address, private_key: str, patience: float | None = None) -> AsyncIterator[PodSession]:
     """Connect, trying again for `patience` seconds (a minute, if not given) while nothing answers.
 
-    Raises UserError, told apart by cause.
+    Raises UserError, told apart by cause: Gone where the pod is not there.
     """
     try:
         key = asyncssh.import_private_key(private_key)
@@ -191,21 +199,22 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
                 keepalive_interval=KEEPALIVE_SECONDS,
             )
         except asyncssh.HostKeyNotVerifiable:
-            raise UserError(
-                f"{address} shows another host key than the pinned one: it is another machine, or someone is in "
-                "between; if a host was replaced on purpose, set its new hostKey"
+            raise Gone(
+                f"{address} shows another host key than the pinned one",
+                ": it is another machine, or someone is in between; if a host was replaced on purpose, set its new "
+                "hostKey",
             ) from None
         except asyncssh.PermissionDenied:
             raise UserError(
                 f"{address} refuses the SSH key: put its public half into ~{address.user}/.ssh/authorized_keys there"
             ) from None
         except socket.gaierror as error:
-            raise UserError(f"the name {printable(address.address)} cannot be resolved ({error.strerror})") from None
+            raise Gone(f"the name {printable(address.address)} cannot be resolved ({error.strerror})") from None
         except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)
-                raise UserError(
-                    f"{address} cannot be reached for {patience:g} s ({known or 'no answer'}): is the machine up, "
-                    "and its SSH port open to this one?"
+                raise Gone(
+                    f"{address} cannot be reached for {patience:g} s ({known or 'no answer'})",
+                    ": is the machine up, and its SSH port open to this one?",
                 ) from None
             await asyncio.sleep(PAUSE_SECONDS)

@@ -2691,6 +2691,27 @@ def verb_remove(store: Store, options: Any) -> Document:
     return {"removed": True, "left": left}
 
 
+def engine_of(stack: str, base: str) -> str:
+    """What the engine of a stack's base is called: as the program that sends documents calls it (naming.engine_key)."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", base.lower()).strip("-.")[:80]
+    return "%s-%s-%s" % (stack, slug, hashlib.sha256(base.encode("utf-8")).hexdigest()[:8])
+
+
+def verb_leave(store: Store, options: Any) -> Document:
+    """Takes an engine off the pod and all that is there for it, and everything of ours if nobody else uses the pod."""
+    engine = name_of(options.engine, "engine")
+    if not os.path.isdir(store.root):
+        return {"removed": True, "left": []}
+    with store.lock_engine(engine, "leave"), store.lock("leave"):
+        forget_engine(store, engine)
+        drop_secrets(store, [secrets_file(store, engine, revision) for revision in revisions(store, engine)])
+        for stack, base in sorted({(ref.stack, ref.base) for ref in store.refs() if ref.base is not None}):
+            if engine_of(stack, base) == engine:
+                drop_refs(store, stack, base, keep=set())
+        collect(store)
+    return verb_remove(store, options)
+
+
 # --- the command line -----------------------------------------------------------------------------------------------
 
 DOCUMENT_VERBS: Dict[str, Callable[[Store, Document], Document]] = {
@@ -2712,6 +2733,7 @@ OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
     "deactivate": verb_deactivate,
     "intact": verb_intact,
     "remove": verb_remove,
+    "leave": verb_leave,
     "verify": verb_verify,
 }
 
@@ -2735,7 +2757,7 @@ def parse(argv: Sequence[str]) -> Any:
         if verb == "unplace":
             sub.add_argument("--stack", required=True)
             sub.add_argument("--base", required=True)
-        if verb in ("unsecret", "deactivate", "intact"):
+        if verb in ("unsecret", "deactivate", "intact", "leave"):
             sub.add_argument("--engine", required=True)
     return parser.parse_args(argv)
 

@@ -175,6 +175,11 @@ def forgets_secrets(world: World) -> None:
     world.then("unsecret", "--engine", ENGINE)
 
 
+def leaves(world: World) -> None:
+    with_engine(world, "a")
+    world.then("leave", "--engine", ENGINE)
+
+
 def removes(world: World) -> None:
     stage(world, ONE, TWO)
     world.pod.place({"a": ONE})
@@ -191,7 +196,8 @@ NEEDS = {"diskGiB": 0.0, "shmMiB": 0, "gpu": False, "python": None, "vllm": None
 PREPARE = {"podctl": PROGRAM, "sha256": hashlib.sha256(PROGRAM.encode()).hexdigest(), "needs": NEEDS}
 SCENARIOS = [
     sends, fetches, asks, places_the_first, replaces_one, mends_a_blob, unplaces, keeps_secrets, activates_the_first,
-    activates_another, goes_back, never_serves, takes_anothers_place, deactivates, forgets_secrets, removes, prepares,
+    activates_another, goes_back, never_serves, takes_anothers_place, deactivates, forgets_secrets, leaves, removes,
+    prepares,
 ]  # fmt: skip
 
 
