@@ -232,13 +232,14 @@ def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
     make_dirs(directory)
     aside = os.path.join(directory, ".%s.aside" % name)
     unlink(aside)  # of a run that was killed
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    os.rename(aside, path)
+    with no_remains(aside):
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(aside, path)
     fsync_dir(directory)
 
 
@@ -680,7 +681,7 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
         if is_here(store, hexdigest, size):
             drain(stream, 0 if size is None else size - offset)
             return 0
-        with open(part, "r+b" if offset else "wb", buffering=0) as file:
+        with no_remains(part), open(part, "r+b" if offset else "wb", buffering=0) as file:
             digest = hashlib.sha256()
             if hash_file(file.fileno(), digest, offset) != offset:
                 raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
@@ -778,16 +779,17 @@ def unpack(store: Store, hexdigest: str) -> bool:
 def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]) -> None:
     aside = store.staged(hexdigest, ".new")
     remove_tree(aside)
-    os.mkdir(aside, 0o755)
-    for member in members:
-        fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            copy_range(tar, member.offset, fd, member.size)
-            os.fchmod(fd, 0o444)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    fsync_dir(aside)
+    with no_remains(aside):
+        os.mkdir(aside, 0o755)
+        for member in members:
+            fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                copy_range(tar, member.offset, fd, member.size)
+                os.fchmod(fd, 0o444)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        fsync_dir(aside)
     blob = store.blob(hexdigest)
     make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
@@ -841,7 +843,7 @@ def verb_missing(store: Store, document: Document) -> Document:
     store.make_staging()
     with store.lock("missing"):
         missing = {}
-        unpacked = [0]
+        unpacked = []
         for hexdigest, size in sizes.items():
             if store.has_blob(hexdigest, size):
                 with open(store.staged(hexdigest, ".claim"), "wb"):  # a power cut ends the promise: so be it
@@ -852,22 +854,56 @@ def verb_missing(store: Store, document: Document) -> Document:
                 continue
             part = store.staged_bytes(hexdigest, ".tar.part") or 0
             missing[hexdigest] = part if part <= size else 0
-        disk = os.statvfs(store.root)
+    free = check_room(store, sum(sizes[h] - offset for h, offset in missing.items()), unpacked)
+    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+
+
+def check_room(store: Store, coming: int, sizes: Sequence[int]) -> int:
+    """Refuses bundles of these sizes, of which so many bytes are still to come, where the disk cannot take them.
+
+    -> the bytes that are free
+    """
+    disk = os.statvfs(store.root)
     free = disk.f_bavail * disk.f_frsize
     # Bundles are unpacked one after the other, each tar going when its blob is there.
-    needed = sum(sizes[h] - offset for h, offset in missing.items()) + max(unpacked)
-    if len(unpacked) > 1 and needed + SPARE_BYTES > free:
+    needed = coming + max(sizes, default=0) + SPARE_BYTES
+    if any(sizes) and needed > free:
         raise Refusal(
             "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
-            % (store.root, human(free), human(needed + SPARE_BYTES))
+            % (store.root, human(free), human(needed))
         )
-    inodes = 5 * len(unpacked) + 100
-    if disk.f_files and inodes > disk.f_favail:
+    inodes = 5 * len(sizes) + 105
+    if sizes and disk.f_files and inodes > disk.f_favail:
         raise Refusal(
             "the disk of %s has %d inodes free and the bundles need %d: remove files there"
             % (store.root, disk.f_favail, inodes)
         )
-    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+    return free
+
+
+def of_the_disk(root: str, error: BaseException) -> str:
+    """What is said of a disk that takes nothing more, "" of any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return ""
+    if error.errno == errno.EROFS:
+        where = error.filename if isinstance(error.filename, str) else root
+        return "the disk of %s is read-only: find out why (dmesg), make it writable, and %s" % (where, GO_ON)
+    disk = os.statvfs(existing_parent(root))
+    if disk.f_files and disk.f_favail < 10:
+        return "the disk of %s has %d inodes left: remove files there, and %s" % (root, disk.f_favail, GO_ON)
+    return "the disk of %s is full: make room there, or use a larger disk, and %s" % (root, GO_ON)
+
+
+@contextlib.contextmanager
+def no_remains(path: str) -> Iterator[None]:
+    """Removes what was begun at `path` where the disk takes no more: whoever runs there needs what is left of it."""
+    try:
+        yield
+    except OSError as error:
+        if of_the_disk(os.path.dirname(path), error):
+            with contextlib.suppress(OSError):
+                remove_tree(path) if os.path.isdir(path) else unlink(path)
+        raise
 
 
 def verb_receive_all(store: Store, options: Any) -> Document:
@@ -882,6 +918,9 @@ def verb_receive_all(store: Store, options: Any) -> Document:
         if not 0 <= offset <= size:
             raise Refusal("the document's offset %d is not within a bundle of %d bytes" % (offset, size))
         plan.append((hex_of(field(bundle, "digest", str)), size, offset))
+    store.make_staging()
+    to_come = [(size, offset) for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)]
+    check_room(store, sum(size - offset for size, offset in to_come), [size for size, _ in to_come])
     received = {}
     for hexdigest, size, offset in plan:
         received["sha256:" + hexdigest] = receive(store, options.stdin, hexdigest, size, offset)
@@ -1188,9 +1227,9 @@ class Fetches:
                 self.faults.setdefault(str(refusal), [])
             except BaseException as error:
                 self.left.clear()
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    full = "the disk of %s is full: make room there, or use a larger disk, and %s"
-                    self.faults.setdefault(full % (self.store.root, GO_ON), [])
+                said = of_the_disk(self.store.root, error)
+                if said:
+                    self.faults.setdefault(said, [])
                 else:
                     self.error = error
 
@@ -1201,7 +1240,8 @@ class Fetches:
             if is_here(self.store, hexdigest, wanted.size):
                 return False
             while True:
-                with open(self.store.staged(hexdigest, ".tar.part"), "a+b", buffering=0) as file:
+                name = self.store.staged(hexdigest, ".tar.part")
+                with no_remains(name), open(name, "a+b", buffering=0) as file:
                     part = Part(file)
                     kept = part.at
                     self.complete(part, wanted, line)
@@ -1446,6 +1486,9 @@ def verb_fetch(store: Store, document: Document) -> Document:
         one = Wanted.of(bundle)
         wanted.setdefault(one.hexdigest, one)
     store.make_staging()
+    to_come = [one for one in wanted.values() if not is_here(store, one.hexdigest, one.size)]
+    parts = [min(store.staged_bytes(one.hexdigest, ".tar.part") or 0, one.size) for one in to_come]
+    check_room(store, sum(one.size for one in to_come) - sum(parts), [one.size for one in to_come])
     return {"fetched": Fetches(store, list(wanted.values())).run()}
 
 
@@ -2239,11 +2282,22 @@ def verb_activate(store: Store, document: Document) -> Document:
             good = [g for g in tried if g.proven]
             for killed in [g for g in tried if not g.proven]:
                 drop_generation(store, engine, killed)
-            trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
-            for other in rivals:
-                say("stopping %s, which has this port in this stack" % unit_name(other))
-                systemctl_job("disable", "--now", unit_name(other))
-            trial = install(store, engine, trial_of)
+            n = tried[-1].n + 1 if tried else 1
+            try:
+                trial_of = write_generation(store, engine, n, document)
+                for other in rivals:
+                    say("stopping %s, which has this port in this stack" % unit_name(other))
+                    systemctl_job("disable", "--now", unit_name(other))
+                trial = install(store, engine, trial_of)
+            except OSError:  # a full disk, say: nothing was restarted
+                with contextlib.suppress(OSError):
+                    for other in rivals:
+                        systemctl_job("enable", "--now", unit_name(other))
+                    remove_tree(store.path("units", engine, str(n)))
+                    if good:
+                        in_force = secrets_bytes(store, engine, good[-1].document["secretsRevision"])
+                        write_secrets(store, engine, in_force)
+                raise
         fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
             told = explain(store, engine, trial)
@@ -2453,6 +2507,8 @@ def bytes_of_ours(root: str, engine: Optional[str], version: Optional[str]) -> i
 def space_faults(root: str, document: Document) -> Iterator[str]:
     needed = number(document, "needs.diskGiB") * 1024**3
     disk = os.statvfs(existing_parent(root))
+    if getattr(disk, "f_flag", 0) & os.ST_RDONLY:
+        yield "the disk of %s is read-only: find out why (dmesg), and make it writable" % root
     free = disk.f_bavail * disk.f_frsize
     engine, version = optional(document, "needs.engine", str), optional(document, "needs.vllm.version", str)
     if free < needed and free + bytes_of_ours(root, engine, version) < needed:
@@ -2784,7 +2840,8 @@ def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = No
             say(line, limit=4000)
         return 1
     except OSError as error:
-        say("podctl %s failed: %s: %s" % (options.verb, error.filename or "this pod", error.strerror or error))
+        what = "podctl %s failed: %s: %s" % (options.verb, error.filename or "this pod", error.strerror or error)
+        say(of_the_disk(store.root, error) or what)
         return 1
     except Exception as error:
         # The message of an error nobody foresaw may hold a secret; where it happened does not.

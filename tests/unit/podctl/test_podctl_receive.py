@@ -236,17 +236,6 @@ def test_nothing_missing_needs_no_disk(pod: PodDirectory, monkeypatch: pytest.Mo
     assert pod.run("missing", stdin={"bundles": {}}) == (0, {"missing": {}, "freeBytes": 0}, [])
 
 
-def test_a_full_disk_is_a_sentence_and_the_part_stays(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(stream: object, file: object, *_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(podctl, "pump", full)
-
-    answer = pod.run("receive", DIGEST, stdin=TAR)
-
-    assert (answer.status, answer.lines) == (1, ["podctl receive failed: this pod: No space left on device"])
-
-
 def podctl_process(pod: PodDirectory, *arguments: str) -> subprocess.Popen[bytes]:
     argv = [sys.executable, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
