@@ -307,7 +307,7 @@ def try_lock(path: str) -> Tuple[Optional[int], str]:
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd, ""
     except BlockingIOError:
-        holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
+        holder = os.pread(fd, 400, 0).decode("utf-8", "replace").strip()
     except FileNotFoundError:
         pass
     os.close(fd)
@@ -326,8 +326,8 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
             break
         if time.monotonic() > deadline:
             raise Refusal(
-                "another podctl (%s) has held %s for %d seconds: run this again when it is done"
-                % (holder, path, seconds)
+                "another podctl (%s) holds %s and did not let go of it for %d seconds: run this again when it is done; "
+                "if it hangs, end that process on the pod" % (holder, path, seconds)
             )
         if holder and not said:
             say("waiting for another podctl (%s)" % holder)
@@ -335,7 +335,8 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
         time.sleep(0.1)
     try:
         os.ftruncate(fd, 0)  # a holder that was killed left its name
-        os.pwrite(fd, ("pid %d, %s" % (os.getpid(), purpose)).encode("utf-8"), 0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        os.pwrite(fd, ("pid %d, %s, since %s" % (os.getpid(), purpose, since)).encode("utf-8"), 0)
         yield
     finally:
         unlink(path)
@@ -358,6 +359,7 @@ class Store:
     def __init__(self, root: str, units_dir: str) -> None:
         self.root = os.path.abspath(root)
         self.units_dir = os.path.abspath(units_dir)
+        self.whose = ""  # what a lock says of who holds it, after the verb
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.root, *parts)
@@ -375,11 +377,14 @@ class Store:
         """The first directories of a pod: open to the engines' users, except what is on its way."""
         make_dirs(self.path("staging"), 0o700)
 
+    def hold(self, purpose: str, path: str, seconds: float = LOCK_SECONDS) -> ContextManager[None]:
+        return hold(path, purpose + self.whose, seconds)
+
     def lock(self, purpose: str) -> ContextManager[None]:
-        return hold(self.path(".lock"), purpose)
+        return self.hold(purpose, self.path(".lock"))
 
     def lock_engine(self, engine: str, purpose: str, seconds: float = LOCK_SECONDS) -> ContextManager[None]:
-        return hold(self.path(".lock-" + engine), purpose, seconds)
+        return self.hold(purpose, self.path(".lock-" + engine), seconds)
 
     def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
         """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length."""
@@ -677,7 +682,7 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
     """
     store.make_staging()
     part = store.staged(hexdigest, ".tar.part")
-    with hold(store.staged(hexdigest, ".lock"), "receive"):
+    with store.hold("receive", store.staged(hexdigest, ".lock")):
         if is_here(store, hexdigest, size):
             drain(stream, 0 if size is None else size - offset)
             return 0
@@ -1236,7 +1241,7 @@ class Fetches:
     def fetch(self, wanted: Wanted, line: Line) -> bool:
         """Takes one bundle into the files that `receive` takes it into. -> False if it was here already."""
         hexdigest = wanted.hexdigest
-        with hold(self.store.staged(hexdigest, ".lock"), "fetch"):
+        with self.store.hold("fetch", self.store.staged(hexdigest, ".lock")):
             if is_here(self.store, hexdigest, wanted.size):
                 return False
             while True:
@@ -2632,7 +2637,7 @@ def make_venv(store: Store, version: str, homes_shown: bool) -> str:
     marker = venv + ".building"
     python = os.path.join(venv, "bin", "python")
     # Two stacks may prepare one pod at once, and vLLM takes many minutes to arrive.
-    with hold(store.path(".lock-venvs"), "prepare: installing vLLM %s" % version, seconds=3600):
+    with store.hold("prepare: installing vLLM %s" % version, store.path(".lock-venvs"), seconds=3600):
         if os.path.exists(python) and not os.path.exists(marker):
             return python
         write_file(marker, b"")
@@ -2825,6 +2830,16 @@ def place_of(error: Exception) -> str:
     return "%s in %s, line %s of podctl" % (type(error).__name__, frame.name, frame.lineno)
 
 
+def whose(given: Mapping[str, Any]) -> str:
+    """For which stack or engine this runs, and from where: for those who have to wait for it."""
+    named = [(kind, given[kind]) for kind in ("stack", "engine") if isinstance(given.get(kind), str)]
+    words = " of %s %s" % (named[0][0], clean(named[0][1])[:120]) if named else ""
+    came_from, user = os.environ.get("SSH_CONNECTION", "").split(), os.environ.get("SUDO_USER")
+    if came_from:
+        return "%s from %s" % (words, clean(came_from[0])[:60])
+    return "%s by %s" % (words, clean(user)[:60]) if user else words  # sudo takes away the other
+
+
 def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = None) -> int:
     options = parse(argv)
     options.stdin = stdin
@@ -2832,9 +2847,12 @@ def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = No
     try:
         store = Store(options.root, options.units_dir)
         if options.verb in OPTION_VERBS:
+            store.whose = whose(vars(options))
             result = OPTION_VERBS[options.verb](store, options)
         else:
-            result = DOCUMENT_VERBS[options.verb](store, read_document(stdin) if document is None else document)
+            document = read_document(stdin) if document is None else document
+            store.whose = whose(document)
+            result = DOCUMENT_VERBS[options.verb](store, document)
     except Refusal as refusal:
         for line in (str(refusal), *refusal.details):
             say(line, limit=4000)
