@@ -10,7 +10,7 @@ piped to the line in `boot.py`: that calls this text with the document as the gl
 A bundle comes over stdin (`receive`, `receive-all`) or from a store (`fetch`, by a URL that is a secret), with either
 into the same files, so that one goes on where the other was cut.
 
-    ROOT/bin/podctl-<12 hex>.py              this program
+    ROOT/bin/podctl-<12 hex>.py, podctl      this program; by the short name, for people, the newest
     ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
     ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
@@ -440,20 +440,32 @@ def padded(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def collect(store: Store) -> List[str]:
-    """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
-    needed = {hex_of(ref.digest) for ref in store.refs()}
+def needed_by(store: Store) -> Dict[str, Set[str]]:
+    """Who needs which blobs: models, units that are installed or kept, and what runs, whatever its unit says now."""
+    found: Dict[str, Set[str]] = {}
+    for ref in store.refs():
+        found.setdefault("model %s of stack %s" % (ref.model, ref.stack), set()).add(hex_of(ref.digest))
     texts = [
-        os.path.join(store.units_dir, name)
+        (name, os.path.join(store.units_dir, name))
         for name in listed(store.units_dir)
         if name.startswith("lora-pods-") and name.endswith(".service")
     ]
     for engine in listed(store.path("units")):
         for n in listed(store.path("units", engine)):
-            texts += [store.path("units", engine, n, name) for name in ("unit", "doc.json")]
-    for text in texts:
-        needed.update(BLOB_PATH.findall((read_file(text) or b"").decode("utf-8", "replace")))
+            kept = "generation %s of engine %s" % (n, engine)
+            texts += [(kept, store.path("units", engine, n, name)) for name in ("unit", "doc.json")]
+    texts += [("process %s" % pid, "/proc/%s/cmdline" % pid) for pid in listed("/proc") if pid.isdigit()]
+    for who, path in texts:
+        with contextlib.suppress(ProcessLookupError):
+            text = (read_file(path) or b"").decode("utf-8", "replace")
+            for hexdigest in BLOB_PATH.findall(text):
+                found.setdefault(who, set()).add(hexdigest)
+    return found
 
+
+def collect(store: Store) -> List[str]:
+    """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
+    needed = set().union(*needed_by(store).values())
     for name in listed(store.path("staging")):
         path = store.path("staging", name)
         match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|claim|new|gone)", name)
@@ -989,12 +1001,36 @@ def verb_gc(store: Store, options: Any) -> Document:
 
 
 def verb_verify(store: Store, options: Any) -> Document:
-    """Hashes every blob again, as the bundle it came from."""
-    result: Dict[str, List[str]] = {"ok": [], "rotten": []}
+    """Hashes every blob again, as the bundle it came from, and names what rotted and who needs it. Changes nothing."""
+    result: Dict[str, List[str]] = {"ok": [], "rotten": [], "strays": []}
     for name in store.blobs():
-        whole = store.has_blob(name) and hash_blob(store.blob(name)) == name
-        result["ok" if whole else "rotten"].append("sha256:" + name)
+        blob = store.blob(name)
+        result["strays"] += [os.path.join(blob, other) for other in sorted(os.listdir(blob)) if other not in MEMBERS]
+        why = rot_of(store, name)
+        if not why:
+            result["ok"].append("sha256:" + name)
+        elif os.path.isdir(blob):  # else it was collected meanwhile
+            result["rotten"].append("sha256:" + name)
+            users = [place for place, digests in needed_by(store).items() if name in digests]
+            say(
+                "sha256:%s is rotten: %s; %s" % (name, why, "needed by " + named(users) if users else "nobody needs it")
+            )
+    if result["rotten"]:
+        say("to mend them: rm -r what is rotten in %s, then pulumi up --refresh" % store.path("blobs", "sha256"))
+    for path in result["strays"]:
+        say("%s is not ours and is left alone" % path)
     return {**result}
+
+
+def rot_of(store: Store, name: str) -> str:
+    """What is wrong with a blob, "" if nothing."""
+    try:
+        if not store.has_blob(name):
+            return "a file of it is missing"
+        found = hash_blob(store.blob(name))
+    except OSError as error:
+        return "it cannot be read (%s)" % (error.strerror or error)
+    return "" if found == name else "its bytes have the digest sha256:%s" % found
 
 
 def hash_blob(blob: str) -> str:
@@ -2617,9 +2653,10 @@ def verb_prepare(store: Store, document: Document) -> Document:
         raise Refusal("podctl did not arrive whole: run this again")
     store.make_staging()
     with store.lock("prepare"):
-        path = store.path("bin", "podctl-%s.py" % expected[:12])
-        if read_file(path) != program:
-            write_file(path, program)
+        # The other name is for people: the newest one.
+        for path in (store.path("bin", "podctl-%s.py" % expected[:12]), store.path("bin", "podctl")):
+            if read_file(path) != program:
+                write_file(path, program)
     if version is not None:
         python = make_venv(store, version, homes_shown)
     return {

@@ -118,7 +118,7 @@ def _left_on(address: Address, props: Mapping[str, Any]) -> str:
     engine, sudo = props["engine"], "" if address.user == "root" else "sudo "
     return (
         f"{unit_name(engine)} serves on there, from {POD_ROOT}; to take both off, log in as {address.user} and run: "
-        f"{sudo}python3 {POD_ROOT}/bin/podctl-*.py leave --engine {engine}"
+        f"{sudo}python3 {POD_ROOT}/bin/podctl leave --engine {engine}"
     )
 
 

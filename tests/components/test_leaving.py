@@ -26,7 +26,7 @@ from tests.components.test_ssh import CLIENT, SERVER, STRANGER, Handler, public,
 ENGINE = engine_key("acme", "org/base")
 LEFT = (
     f"lora-pods-{ENGINE}.service serves on there, from /var/lib/lora-pods; to take both off, log in as root and run: "
-    f"python3 /var/lib/lora-pods/bin/podctl-*.py leave --engine {ENGINE}\n"
+    f"python3 /var/lib/lora-pods/bin/podctl leave --engine {ENGINE}\n"
 )
 
 

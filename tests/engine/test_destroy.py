@@ -61,7 +61,7 @@ def test_machines_that_are_gone_are_forgotten(
         return (
             f"warning: root@127.0.0.1:{ports[base]} cannot be reached for 30 s (Connection refused), so it is "
             f"forgotten as it is. Where it lives, {units[base]} serves on there, from {ROOT}; to take both off, log in "
-            f"as root and run: python3 {ROOT}/bin/podctl-*.py leave --engine {key}\n"
+            f"as root and run: python3 {ROOT}/bin/podctl leave --engine {key}\n"
         )
 
     ports = {pod["base"]: pod["host"]["port"] for pod in client.pods}

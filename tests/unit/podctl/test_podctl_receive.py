@@ -337,7 +337,7 @@ def test_stacks_that_come_and_go_at_once_leave_what_is_theirs(pod: PodDirectory)
 
     assert faults == []
     assert len(list(pod.root.glob("refs/*/*"))) == 12
-    assert pod.run("verify").result == {"ok": sorted(tars), "rotten": []}
+    assert pod.run("verify").result == {"ok": sorted(tars), "rotten": [], "strays": []}
     assert list(pod.root.rglob(".lock*")) == []
 
 
