@@ -87,7 +87,7 @@ def leave_line(user: str, engine: str) -> str:
     A machine without our directory has nothing of ours, and perhaps neither python3 nor sudo.
     """
     leave = _shell(user, ["python3", "-", "leave", "--engine", engine])
-    return f"if [ -e {POD_ROOT} ]; then {leave}; else cat >/dev/null; echo '{{\"removed\": true}}'; fi"
+    return f"if [ -e {shlex.quote(POD_ROOT)} ]; then {leave}; else cat >/dev/null; echo '{{\"removed\": true}}'; fi"
 
 
 def _shell(user: str, words: Sequence[str]) -> str:
