@@ -33,7 +33,8 @@ Command: TypeAlias = remote.Command
 
 @dataclass(frozen=True)
 class Connection:
-    """How a pod is reached. `host_key` is the pinned one, `plugin_host_key` what the command plugin is shown.
+    """How a pod is reached. `host_key` is the pinned one ("" accepts any), `plugin_host_key` what the command plugin is
+    shown.
 
     `credential` says where the private key is found; it is no secret itself.
     """
@@ -175,7 +176,7 @@ def _command(
             host=connection.address,
             port=connection.port,
             user=connection.user,
-            host_key=connection.plugin_host_key or connection.host_key,
+            host_key=(connection.plugin_host_key or connection.host_key) if connection.host_key != "" else None,
             private_key=connection.private_key,
             dial_error_limit=DIAL_ATTEMPTS,
             per_dial_timeout=DIAL_SECONDS,

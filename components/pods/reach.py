@@ -51,7 +51,7 @@ class ReachedPodProvider(Provider):
         from components.ssh import Address
 
         before, now = Address.of(_olds["connection"]), Address.of(_news["connection"])
-        if before.host_key != now.host_key and before.address != now.address:
+        if before.address != now.address and (before.host_key != now.host_key or not now.host_key):
             print(f"{now} takes the place of {before}. Where that lives, {_left_on(before, _olds)}")
         return UpdateResult(reached)
 
