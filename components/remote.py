@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import pulumi
 from pulumi_command import remote
 
-from components.core.naming import podctl_path
+from components.core.naming import POD_ROOT, podctl_path
 from components.on_pod.boot import BOOT, podctl_source, shell
 
 # Pods were reached before (pods/reach.py), so this is for a connection lost since: about five seconds of the plugin's
@@ -32,7 +32,8 @@ Command: TypeAlias = remote.Command
 
 @dataclass(frozen=True)
 class Connection:
-    """How a pod is reached. `host_key` is the pinned one, `plugin_host_key` what the command plugin is shown.
+    """How a pod is reached. `host_key` is the pinned one ("" accepts any), `plugin_host_key` what the command plugin is
+    shown.
 
     `credential` says where the private key is found; it is no secret itself.
     """
@@ -73,6 +74,15 @@ def _undo_line(user: str, verb: str, arguments: Sequence[str]) -> str:
     """
     there = f"[ -e {shlex.quote(podctl_path(podctl_sha256()))} ]"
     return f"if {there}; then {podctl_line(user, verb, arguments)}; else cat >/dev/null; fi"
+
+
+def leave_line(user: str, engine: str) -> str:
+    """The shell line that takes an engine off a pod, by the podctl on standard input: nothing there need be whole.
+
+    A machine without our directory has nothing of ours, and perhaps neither python3 nor sudo.
+    """
+    leave = shell(user, ["python3", "-", "leave", "--engine", engine])
+    return f"if [ -e {shlex.quote(POD_ROOT)} ]; then {leave}; else cat >/dev/null; echo '{{\"removed\": true}}'; fi"
 
 
 def pod_command(
@@ -155,7 +165,7 @@ def _command(
             host=connection.address,
             port=connection.port,
             user=connection.user,
-            host_key=connection.plugin_host_key or connection.host_key,
+            host_key=(connection.plugin_host_key or connection.host_key) if connection.host_key != "" else None,
             private_key=connection.private_key,
             dial_error_limit=DIAL_ATTEMPTS,
             per_dial_timeout=DIAL_SECONDS,

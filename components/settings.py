@@ -16,7 +16,16 @@ from difflib import SequenceMatcher
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from components.core.errors import UserError, printable
@@ -86,6 +95,12 @@ def _absolute_path(value: str) -> str:
     if not value.startswith("/") or _one_line(value) != value:
         raise UserError("must be an absolute path on the pod")
     return value
+
+
+def _host_key(value: str, info: ValidationInfo) -> str:
+    if not value and info.data.get("insecure_host_key"):
+        return value
+    return _user_errors_as_faults(normalise_host_key)(value)
 
 
 def _cidr(value: str) -> str:
@@ -185,7 +200,19 @@ class Host(_Part):
     address: Annotated[str, AfterValidator(_user_errors_as_faults(_host_name))]
     port: Port = 22
     user: Login = "root"
-    host_key: Annotated[str, AfterValidator(_user_errors_as_faults(normalise_host_key))]
+    insecure_host_key: bool = False
+    """Whether any host key is accepted, so that anybody in between may be taken for the machine."""
+    host_key: Annotated[str, AfterValidator(_host_key)]
+    """Empty where any is accepted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _any_host_key(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("insecureHostKey") is True:
+            if given.get("hostKey"):
+                raise ValueError("give `hostKey`, or `insecureHostKey: true`, not both")
+            return {**given, "hostKey": ""}
+        return given
 
 
 class Sandbox(_Part):

@@ -10,7 +10,7 @@ piped to the line in `boot.py`: that calls this text with the document as the gl
 A bundle comes over stdin (`receive`, `receive-all`) or from a store (`fetch`, by a URL that is a secret), with either
 into the same files, so that one goes on where the other was cut.
 
-    ROOT/bin/podctl-<12 hex>.py              this program
+    ROOT/bin/podctl-<12 hex>.py, podctl      this program; by the short name, for people, the newest
     ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`;
                                              <hex>.altered: a blob whose bytes are others now, to be sent again
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
@@ -222,21 +222,31 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
+def make_dirs(path: str, mode: int = 0o755) -> None:
+    """Makes a directory, and those above it, so that a power cut takes away none that holds something."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_dirs(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    fsync_dir(parent)
+
+
 def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
     """Puts `data` at `path`: the old bytes or the new ones, never less, also after a power cut."""
     directory, name = os.path.split(path)
-    if not os.path.isdir(directory):
-        os.makedirs(directory, exist_ok=True)
-        fsync_dir(os.path.dirname(directory))
+    make_dirs(directory)
     aside = os.path.join(directory, ".%s.aside" % name)
     unlink(aside)  # of a run that was killed
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    os.rename(aside, path)
+    with no_remains(aside):
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(aside, path)
     fsync_dir(directory)
 
 
@@ -276,9 +286,19 @@ def remove_tree(path: str) -> None:
         shutil.rmtree(path)
 
 
+def discard(path: str, aside: str) -> None:
+    """Takes a directory out of sight in one step, then empties it: nobody sees half of it, also after a power cut."""
+    remove_tree(aside)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, aside)
+        fsync_dir(os.path.dirname(path))
+        remove_tree(aside)
+
+
 def remove_if_empty(path: str) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(path)
+        fsync_dir(os.path.dirname(path))
 
 
 def try_lock(path: str) -> Tuple[Optional[int], str]:
@@ -294,7 +314,7 @@ def try_lock(path: str) -> Tuple[Optional[int], str]:
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd, ""
     except BlockingIOError:
-        holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
+        holder = os.pread(fd, 400, 0).decode("utf-8", "replace").strip()
     except FileNotFoundError:
         pass
     os.close(fd)
@@ -313,8 +333,8 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
             break
         if time.monotonic() > deadline:
             raise Refusal(
-                "another podctl (%s) has held %s for %d seconds: run this again when it is done"
-                % (holder, path, seconds)
+                "another podctl (%s) holds %s and did not let go of it for %d seconds: run this again when it is done; "
+                "if it hangs, end that process on the pod" % (holder, path, seconds)
             )
         if holder and not said:
             say("waiting for another podctl (%s)" % holder)
@@ -322,7 +342,8 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
         time.sleep(0.1)
     try:
         os.ftruncate(fd, 0)  # a holder that was killed left its name
-        os.pwrite(fd, ("pid %d, %s" % (os.getpid(), purpose)).encode("utf-8"), 0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        os.pwrite(fd, ("pid %d, %s, since %s" % (os.getpid(), purpose, since)).encode("utf-8"), 0)
         yield
     finally:
         unlink(path)
@@ -345,6 +366,7 @@ class Store:
     def __init__(self, root: str, units_dir: str) -> None:
         self.root = os.path.abspath(root)
         self.units_dir = os.path.abspath(units_dir)
+        self.whose = ""  # what a lock says of who holds it, after the verb
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.root, *parts)
@@ -360,14 +382,16 @@ class Store:
 
     def make_staging(self) -> None:
         """The first directories of a pod: open to the engines' users, except what is on its way."""
-        os.makedirs(self.root, 0o755, exist_ok=True)
-        os.makedirs(self.path("staging"), 0o700, exist_ok=True)
+        make_dirs(self.path("staging"), 0o700)
+
+    def hold(self, purpose: str, path: str, seconds: float = LOCK_SECONDS) -> ContextManager[None]:
+        return hold(path, purpose + self.whose, seconds)
 
     def lock(self, purpose: str) -> ContextManager[None]:
-        return hold(self.path(".lock"), purpose)
+        return self.hold(purpose, self.path(".lock"))
 
     def lock_engine(self, engine: str, purpose: str, seconds: float = LOCK_SECONDS) -> ContextManager[None]:
-        return hold(self.path(".lock-" + engine), purpose, seconds)
+        return self.hold(purpose, self.path(".lock-" + engine), seconds)
 
     def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
         """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length.
@@ -410,10 +434,6 @@ class Store:
         if read_file(path) != data:
             write_file(path, data)
 
-    def drop_ref(self, ref: Ref) -> None:
-        unlink(self.path("refs", ref.stack, ref.model))
-        remove_if_empty(self.path("refs", ref.stack))
-
 
 def tar_size(blob: str) -> Optional[int]:
     """How many bytes the bundle of an unpacked blob has; None if a file of it is missing."""
@@ -433,20 +453,32 @@ def padded(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def collect(store: Store) -> List[str]:
-    """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
-    needed = {hex_of(ref.digest) for ref in store.refs()}
+def needed_by(store: Store) -> Dict[str, Set[str]]:
+    """Who needs which blobs: models, units that are installed or kept, and what runs, whatever its unit says now."""
+    found: Dict[str, Set[str]] = {}
+    for ref in store.refs():
+        found.setdefault("model %s of stack %s" % (ref.model, ref.stack), set()).add(hex_of(ref.digest))
     texts = [
-        os.path.join(store.units_dir, name)
+        (name, os.path.join(store.units_dir, name))
         for name in listed(store.units_dir)
         if name.startswith("lora-pods-") and name.endswith(".service")
     ]
     for engine in listed(store.path("units")):
         for n in listed(store.path("units", engine)):
-            texts += [store.path("units", engine, n, name) for name in ("unit", "doc.json")]
-    for text in texts:
-        needed.update(BLOB_PATH.findall((read_file(text) or b"").decode("utf-8", "replace")))
+            kept = "generation %s of engine %s" % (n, engine)
+            texts += [(kept, store.path("units", engine, n, name)) for name in ("unit", "doc.json")]
+    texts += [("process %s" % pid, "/proc/%s/cmdline" % pid) for pid in listed("/proc") if pid.isdigit()]
+    for who, path in texts:
+        with contextlib.suppress(ProcessLookupError):
+            text = (read_file(path) or b"").decode("utf-8", "replace")
+            for hexdigest in BLOB_PATH.findall(text):
+                found.setdefault(who, set()).add(hexdigest)
+    return found
 
+
+def collect(store: Store) -> List[str]:
+    """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
+    needed = set().union(*needed_by(store).values())
     for name in listed(store.path("staging")):
         path = store.path("staging", name)
         match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|claim|new|gone|altered)", name)
@@ -471,12 +503,11 @@ def discard_blob(store: Store, hexdigest: str) -> None:
     """Takes a blob out of sight in one step, then empties it."""
     aside = store.staged(hexdigest, ".gone")
     store.make_staging()
-    remove_tree(aside)
-    os.chmod(store.blob(hexdigest), 0o700)
-    os.rename(store.blob(hexdigest), aside)
-    fsync_dir(store.path("blobs", "sha256"))
+    # Moving a directory needs write permission on it. Others may read it still: a run that is killed here leaves a blob
+    # that the next one takes for whole.
+    os.chmod(store.blob(hexdigest), 0o755)
+    discard(store.blob(hexdigest), aside)
     unlink(store.staged(hexdigest, ".altered"))
-    remove_tree(aside)
 
 
 # --- tars -----------------------------------------------------------------------------------------------------------
@@ -681,11 +712,11 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
     """
     store.make_staging()
     part = store.staged(hexdigest, ".tar.part")
-    with hold(store.staged(hexdigest, ".lock"), "receive"):
+    with store.hold("receive", store.staged(hexdigest, ".lock")):
         if is_here(store, hexdigest, size):
             drain(stream, 0 if size is None else size - offset)
             return 0
-        with open(part, "r+b" if offset else "wb", buffering=0) as file:
+        with no_remains(part), open(part, "r+b" if offset else "wb", buffering=0) as file:
             digest = hashlib.sha256()
             if hash_file(file.fileno(), digest, offset) != offset:
                 raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
@@ -707,9 +738,22 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
 
 
 def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
-    """Whether a bundle is unpacked, or has arrived whole."""
+    """Whether a bundle has arrived whole, or is unpacked: then it is promised to the `place` that follows."""
     staged = store.staged_bytes(hexdigest)
-    return store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged))
+    if staged is not None and size in (None, staged):
+        return True
+    if not store.has_blob(hexdigest, size):
+        return False
+    with store.lock("receive"):
+        return promised(store, hexdigest, size)
+
+
+def promised(store: Store, hexdigest: str, size: Optional[int]) -> bool:
+    """Keeps a blob for a coming `place`, whoever else lets it go meanwhile. -> whether it is there"""
+    if not store.has_blob(hexdigest, size):
+        return False
+    with open(store.staged(hexdigest, ".claim"), "wb"):  # a power cut ends the promise: so be it
+        return True
 
 
 def adopted(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
@@ -783,21 +827,23 @@ def unpack(store: Store, hexdigest: str) -> bool:
 def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]) -> None:
     aside = store.staged(hexdigest, ".new")
     remove_tree(aside)
-    os.mkdir(aside, 0o755)
-    for member in members:
-        fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            copy_range(tar, member.offset, fd, member.size)
-            os.fchmod(fd, 0o444)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    fsync_dir(aside)
+    with no_remains(aside):
+        os.mkdir(aside, 0o755)
+        for member in members:
+            fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                copy_range(tar, member.offset, fd, member.size)
+                os.fchmod(fd, 0o444)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        fsync_dir(aside)
     blob = store.blob(hexdigest)
-    os.makedirs(os.path.dirname(blob), exist_ok=True)
+    make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
         discard_blob(store, hexdigest)  # it lost a file or a part of one, or was altered: has_blob said so
         mark_stale(store, "blobs/sha256/" + hexdigest)
+    unlink(store.staged(hexdigest, ".altered"))  # a run that was killed may have left it
     os.rename(aside, blob)
     os.chmod(blob, 0o555)  # after the rename: moving a directory needs write permission on it
     fsync_dir(os.path.dirname(blob))
@@ -848,33 +894,66 @@ def verb_missing(store: Store, document: Document) -> Document:
     store.make_staging()
     with store.lock("missing"):
         missing = {}
-        unpacked = [0]
+        unpacked = []
         for hexdigest, size in sizes.items():
-            if store.has_blob(hexdigest, size):
-                with open(store.staged(hexdigest, ".claim"), "wb"):  # a power cut ends the promise: so be it
-                    continue
+            if promised(store, hexdigest, size):
+                continue
             unpacked.append(size)
             if store.staged_bytes(hexdigest) == size:
                 os.utime(store.staged(hexdigest))
                 continue
             part = store.staged_bytes(hexdigest, ".tar.part") or 0
             missing[hexdigest] = part if part <= size else 0
-        disk = os.statvfs(store.root)
+    free = check_room(store, sum(sizes[h] - offset for h, offset in missing.items()), unpacked)
+    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+
+
+def check_room(store: Store, coming: int, sizes: Sequence[int]) -> int:
+    """Refuses bundles of these sizes, of which so many bytes are still to come, where the disk cannot take them.
+
+    -> the bytes that are free
+    """
+    disk = os.statvfs(store.root)
     free = disk.f_bavail * disk.f_frsize
     # Bundles are unpacked one after the other, each tar going when its blob is there.
-    needed = sum(sizes[h] - offset for h, offset in missing.items()) + max(unpacked)
-    if len(unpacked) > 1 and needed + SPARE_BYTES > free:
+    needed = coming + max(sizes, default=0) + SPARE_BYTES
+    if any(sizes) and needed > free:
         raise Refusal(
             "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
-            % (store.root, human(free), human(needed + SPARE_BYTES))
+            % (store.root, human(free), human(needed))
         )
-    inodes = 5 * len(unpacked) + 100
-    if disk.f_files and inodes > disk.f_favail:
+    inodes = 5 * len(sizes) + 105
+    if sizes and disk.f_files and inodes > disk.f_favail:
         raise Refusal(
             "the disk of %s has %d inodes free and the bundles need %d: remove files there"
             % (store.root, disk.f_favail, inodes)
         )
-    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+    return free
+
+
+def of_the_disk(root: str, error: BaseException) -> str:
+    """What is said of a disk that takes nothing more, "" of any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return ""
+    if error.errno == errno.EROFS:
+        where = error.filename if isinstance(error.filename, str) else root
+        return "the disk of %s is read-only: find out why (dmesg), make it writable, and %s" % (where, GO_ON)
+    disk = os.statvfs(existing_parent(root))
+    if disk.f_files and disk.f_favail < 10:
+        return "the disk of %s has %d inodes left: remove files there, and %s" % (root, disk.f_favail, GO_ON)
+    return "the disk of %s is full: make room there, or use a larger disk, and %s" % (root, GO_ON)
+
+
+@contextlib.contextmanager
+def no_remains(path: str) -> Iterator[None]:
+    """Removes what was begun at `path` where the disk takes no more: whoever runs there needs what is left of it."""
+    try:
+        yield
+    except OSError as error:
+        if of_the_disk(os.path.dirname(path), error):
+            with contextlib.suppress(OSError):
+                remove_tree(path) if os.path.isdir(path) else unlink(path)
+        raise
 
 
 def verb_receive_all(store: Store, options: Any) -> Document:
@@ -889,6 +968,9 @@ def verb_receive_all(store: Store, options: Any) -> Document:
         if not 0 <= offset <= size:
             raise Refusal("the document's offset %d is not within a bundle of %d bytes" % (offset, size))
         plan.append((hex_of(field(bundle, "digest", str)), size, offset))
+    store.make_staging()
+    to_come = [(size, offset) for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)]
+    check_room(store, sum(size - offset for size, offset in to_come), [size for size, _ in to_come])
     received = {}
     for hexdigest, size, offset in plan:
         received["sha256:" + hexdigest] = receive(store, options.stdin, hexdigest, size, offset)
@@ -927,7 +1009,10 @@ def verb_place(store: Store, document: Document) -> Document:
 def drop_refs(store: Store, stack: str, base: str, keep: Set[str]) -> List[str]:
     gone = [ref for ref in store.refs() if (ref.stack, ref.base) == (stack, base) and ref.model not in keep]
     for ref in gone:
-        store.drop_ref(ref)
+        unlink(store.path("refs", stack, ref.model))
+    if gone:
+        fsync_dir(store.path("refs", stack))  # before what they held goes
+    remove_if_empty(store.path("refs", stack))
     return [ref.model for ref in gone]
 
 
@@ -949,12 +1034,36 @@ def verb_gc(store: Store, options: Any) -> Document:
 
 
 def verb_verify(store: Store, options: Any) -> Document:
-    """Hashes every blob again, as the bundle it came from."""
-    result: Dict[str, List[str]] = {"ok": [], "rotten": []}
+    """Hashes every blob again, as the bundle it came from, and names what rotted and who needs it. Changes nothing."""
+    result: Dict[str, List[str]] = {"ok": [], "rotten": [], "strays": []}
     for name in store.blobs():
-        whole = store.has_blob(name) and is_whole(store, name)
-        result["ok" if whole else "rotten"].append("sha256:" + name)
+        blob = store.blob(name)
+        result["strays"] += [os.path.join(blob, other) for other in sorted(os.listdir(blob)) if other not in MEMBERS]
+        why = rot_of(store, name)
+        if not why:
+            result["ok"].append("sha256:" + name)
+        elif os.path.isdir(blob):  # else it was collected meanwhile
+            result["rotten"].append("sha256:" + name)
+            users = [place for place, digests in needed_by(store).items() if name in digests]
+            say(
+                "sha256:%s is rotten: %s; %s" % (name, why, "needed by " + named(users) if users else "nobody needs it")
+            )
+    if result["rotten"]:
+        say("to mend them: rm -r what is rotten in %s, then pulumi up --refresh" % store.path("blobs", "sha256"))
+    for path in result["strays"]:
+        say("%s is not ours and is left alone" % path)
     return {**result}
+
+
+def rot_of(store: Store, name: str) -> str:
+    """What is wrong with a blob, "" if nothing."""
+    try:
+        if not store.has_blob(name):
+            return "a file of it is missing"
+        found = hash_blob(store.blob(name))
+    except OSError as error:
+        return "it cannot be read (%s)" % (error.strerror or error)
+    return "" if found == name else "its bytes have the digest sha256:%s" % found
 
 
 def is_whole(store: Store, hexdigest: str) -> bool:
@@ -1200,20 +1309,21 @@ class Fetches:
                 self.faults.setdefault(str(refusal), [])
             except BaseException as error:
                 self.left.clear()
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    full = "the disk of %s is full: make room there, or use a larger disk, and %s"
-                    self.faults.setdefault(full % (self.store.root, GO_ON), [])
+                said = of_the_disk(self.store.root, error)
+                if said:
+                    self.faults.setdefault(said, [])
                 else:
                     self.error = error
 
     def fetch(self, wanted: Wanted, line: Line) -> bool:
         """Takes one bundle into the files that `receive` takes it into. -> False if it was here already."""
         hexdigest = wanted.hexdigest
-        with hold(self.store.staged(hexdigest, ".lock"), "fetch"):
+        with self.store.hold("fetch", self.store.staged(hexdigest, ".lock")):
             if is_here(self.store, hexdigest, wanted.size):
                 return False
             while True:
-                with open(self.store.staged(hexdigest, ".tar.part"), "a+b", buffering=0) as file:
+                name = self.store.staged(hexdigest, ".tar.part")
+                with no_remains(name), open(name, "a+b", buffering=0) as file:
                     part = Part(file)
                     kept = part.at
                     self.complete(part, wanted, line)
@@ -1458,6 +1568,9 @@ def verb_fetch(store: Store, document: Document) -> Document:
         one = Wanted.of(bundle)
         wanted.setdefault(one.hexdigest, one)
     store.make_staging()
+    to_come = [one for one in wanted.values() if not is_here(store, one.hexdigest, one.size)]
+    parts = [min(store.staged_bytes(one.hexdigest, ".tar.part") or 0, one.size) for one in to_come]
+    check_room(store, sum(one.size for one in to_come) - sum(parts), [one.size for one in to_come])
     return {"fetched": Fetches(store, list(wanted.values())).run()}
 
 
@@ -1478,7 +1591,7 @@ def secrets_file(store: Store, engine: str, revision: Optional[int] = None) -> s
 
 
 def write_secrets(store: Store, engine: str, raw: bytes, revision: Optional[int] = None) -> None:
-    os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+    make_dirs(store.path("secrets"), 0o700)
     write_file(secrets_file(store, engine, revision), raw, 0o600)
 
 
@@ -1556,6 +1669,14 @@ def verb_secrets(store: Store, document: Document) -> Document:
     return {"revision": revision}
 
 
+def drop_secrets(store: Store, paths: Sequence[str]) -> None:
+    """Removes files of secrets, for good: what is gone from the stack must not be back after a power cut."""
+    removed = [unlink(path) for path in paths]
+    if any(removed):
+        fsync_dir(store.path("secrets"))
+    remove_if_empty(store.path("secrets"))
+
+
 def verb_unsecret(store: Store, options: Any) -> Document:
     """Removes an engine's secrets, and the engine: without its API key it must not serve."""
     engine = name_of(options.engine, "engine")
@@ -1565,11 +1686,13 @@ def verb_unsecret(store: Store, options: Any) -> Document:
         # `deactivate` ran before this, unless Pulumi was interrupted while the engine loaded and knows nothing of it.
         forget_engine(store, engine)
         kept = revisions(store, engine)
-        for revision in kept:
-            unlink(secrets_file(store, engine, revision))
-        for name in tls_keys(store, engine):
-            unlink(tls_key_file(store, engine, name))
-        remove_if_empty(store.path("secrets"))
+        drop_secrets(
+            store,
+            [
+                *(secrets_file(store, engine, revision) for revision in kept),
+                *(tls_key_file(store, engine, name) for name in tls_keys(store, engine)),
+            ],
+        )
         collect(store)
     return {"removed": bool(kept)}
 
@@ -1708,6 +1831,10 @@ def generations(store: Store, engine: str) -> List[Generation]:
 
 def write_generation(store: Store, engine: str, n: int, document: Document) -> Generation:
     path = store.path("units", engine, str(n))
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(store.path("units", engine)):
+            if re.fullmatch(r"\.[0-9]+\.gone", name):
+                remove_tree(store.path("units", engine, name))  # of a run that was killed
     text = field(document, "unit.text", str)
     kept = {**document, "unit": {"name": unit_name(engine)}}
     write_file(os.path.join(path, "unit"), text.encode("utf-8"))
@@ -1722,6 +1849,10 @@ def mark_stale(store: Store, loaded: str) -> None:
         for generation in generations(store, engine)[-1:]:
             if loaded in generation.text:
                 write_file(os.path.join(generation.path, "stale"), b"")
+
+
+def drop_generation(store: Store, engine: str, generation: Generation) -> None:
+    discard(generation.path, store.path("units", engine, ".%d.gone" % generation.n))
 
 
 def install(store: Store, engine: str, generation: Generation) -> Trial:
@@ -1755,6 +1886,8 @@ def uninstall(store: Store, engine: str) -> bool:
     if state.active not in ("inactive", "failed", "unknown"):
         raise Refusal("%s does not stop: it is %s" % (unit, state))
     removed = unlink(store.unit_file(engine))
+    if removed:
+        fsync_dir(store.units_dir)  # before the blobs that it names go
     systemctl("daemon-reload")
     return removed
 
@@ -2334,6 +2467,7 @@ def verb_activate(store: Store, document: Document) -> Document:
                     current = write_generation(store, engine, current.n, document)
                     keep_version(engine, current)
                     unlink(os.path.join(current.path, "rolled-back"))
+                tidy(store, engine)
                 return report(engine, current, restarted=False, found=found)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
@@ -2343,12 +2477,23 @@ def verb_activate(store: Store, document: Document) -> Document:
             tried = generations(store, engine)
             good = [g for g in tried if g.proven]
             for killed in [g for g in tried if not g.proven]:
-                remove_tree(killed.path)
-            trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
-            for other in rivals:
-                say("stopping %s, which has this port in this stack" % unit_name(other))
-                switch(store, other, "disable")
-            trial = install(store, engine, trial_of)
+                drop_generation(store, engine, killed)
+            n = tried[-1].n + 1 if tried else 1
+            try:
+                trial_of = write_generation(store, engine, n, document)
+                for other in rivals:
+                    say("stopping %s, which has this port in this stack" % unit_name(other))
+                    switch(store, other, "disable")
+                trial = install(store, engine, trial_of)
+            except OSError:  # a full disk, say: nothing was restarted
+                with contextlib.suppress(OSError):
+                    for other in rivals:
+                        switch(store, other, "enable")
+                    remove_tree(store.path("units", engine, str(n)))
+                    if good:
+                        in_force = secrets_bytes(store, engine, good[-1].document["secretsRevision"])
+                        write_secrets(store, engine, in_force)
+                raise
         fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
             told = explain(store, engine, trial)
@@ -2362,15 +2507,20 @@ def verb_activate(store: Store, document: Document) -> Document:
             raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)
         keep_version(engine, trial_of)
         write_file(os.path.join(trial_of.path, "proven"), b"")
-        for old in good[: -(KEPT_GENERATIONS - 1)]:
-            remove_tree(old.path)
-        try:
-            with store.lock("activate"):
-                drop_old_secrets(store, engine)
-                collect(store)
-        except Refusal as refusal:
-            say(str(refusal))  # the engine serves all the same
+        tidy(store, engine)
     return report(engine, trial_of, restarted=True, found=found)
+
+
+def tidy(store: Store, engine: str) -> None:
+    """Removes what no generation that is kept needs."""
+    for old in [generation for generation in generations(store, engine) if generation.proven][:-KEPT_GENERATIONS]:
+        drop_generation(store, engine, old)
+    try:
+        with store.lock("activate"):
+            drop_old_secrets(store, engine)
+            collect(store)
+    except Refusal as refusal:
+        say(str(refusal))  # the engine serves all the same
 
 
 def probed_for(before: Document, wanted: Document) -> bool:
@@ -2562,7 +2712,7 @@ def verb_rollback(store: Store, options: Any) -> Document:
                 )
             secrets_bytes(store, engine, previous.document["secretsRevision"])
             for killed in [g for g in generations(store, engine) if not g.proven]:
-                remove_tree(killed.path)
+                drop_generation(store, engine, killed)
             document = {**previous.document, "unit": {"name": unit_name(engine), "text": previous.text}}
             trial_of = write_generation(store, engine, last.n + 1, document)
             trial = install(store, engine, trial_of)
@@ -2582,8 +2732,8 @@ def verb_rollback(store: Store, options: Any) -> Document:
         write_file(os.path.join(trial_of.path, "rolled-back"), data)  # before it counts: it is not what Pulumi knows
         keep_version(engine, trial_of)
         write_file(os.path.join(trial_of.path, "proven"), b"")
-        remove_tree(last.path)
-        remove_tree(previous.path)
+        drop_generation(store, engine, last)
+        drop_generation(store, engine, previous)
     report(engine, trial_of, restarted=True, found={})
     return {"engine": engine, "unit": unit_name(engine), "models": now, "before": wanted}
 
@@ -2596,15 +2746,12 @@ def verb_intact(store: Store, options: Any) -> Document:
 def drop_old_secrets(store: Store, engine: str) -> None:
     """Removes the revisions that no generation was started with; the newest may be for one to come."""
     used = [generation.document["secretsRevision"] for generation in generations(store, engine)]
-    for revision in revisions(store, engine)[:-1]:
-        if revision not in used:
-            unlink(secrets_file(store, engine, revision))
+    old = [secrets_file(store, engine, each) for each in revisions(store, engine)[:-1] if each not in used]
     proxies = " ".join(
         g.document["proxy"]["unit"]["text"] for g in generations(store, engine) if g.document.get("proxy")
     )
-    for name in tls_keys(store, engine):
-        if os.path.basename(tls_key_file(store, engine, name)) not in proxies:
-            unlink(tls_key_file(store, engine, name))
+    keys = [tls_key_file(store, engine, name) for name in tls_keys(store, engine)]
+    drop_secrets(store, [*old, *(key for key in keys if os.path.basename(key) not in proxies)])
 
 
 def report(engine: str, generation: Generation, restarted: bool, found: Document) -> Document:
@@ -2632,7 +2779,7 @@ def go_back(
     sentence = "%s %s: %s" % (unit, what, redact(fault))
     if cause and cause not in sentence:
         sentence += ": " + cause
-    remove_tree(failed.path)
+    drop_generation(store, engine, failed)
     serving = []
     if good:
         say("%s %s, so generation %d comes back" % (unit, what, good[-1].n))
@@ -2669,10 +2816,9 @@ def remove_state(store: Store, engine: str) -> None:
 
 def forget_engine(store: Store, engine: str) -> bool:
     removed = uninstall(store, engine)
-    unlink(secrets_file(store, engine))
-    remove_if_empty(store.path("secrets"))
+    drop_secrets(store, [secrets_file(store, engine)])
     remove_state(store, engine)
-    remove_tree(store.path("units", engine))
+    discard(store.path("units", engine), store.path("units", ".%s.gone" % engine))
     return removed
 
 
@@ -2879,6 +3025,8 @@ def bytes_of_ours(root: str, engine: Optional[str], version: Optional[str]) -> i
 def space_faults(root: str, document: Document) -> Iterator[str]:
     needed = number(document, "needs.diskGiB") * 1024**3
     disk = os.statvfs(existing_parent(root))
+    if getattr(disk, "f_flag", 0) & os.ST_RDONLY:
+        yield "the disk of %s is read-only: find out why (dmesg), and make it writable" % root
     free = disk.f_bavail * disk.f_frsize
     engine, version = optional(document, "needs.engine", str), optional(document, "needs.vllm.version", str)
     if free < needed and free + bytes_of_ours(root, engine, version) < needed:
@@ -2983,9 +3131,10 @@ def verb_prepare(store: Store, document: Document) -> Document:
         raise Refusal("podctl did not arrive whole: run this again")
     store.make_staging()
     with store.lock("prepare"):
-        path = store.path("bin", "podctl-%s.py" % expected[:12])
-        if read_file(path) != program:
-            write_file(path, program)
+        # The other name is for people: the newest one.
+        for path in (store.path("bin", "podctl-%s.py" % expected[:12]), store.path("bin", "podctl")):
+            if read_file(path) != program:
+                write_file(path, program)
     if optional(needs, "proxy", bool):
         install_nginx(store)
     if version is not None:
@@ -3048,7 +3197,7 @@ def make_venv(store: Store, version: str, homes_shown: bool) -> str:
     marker = venv + ".building"
     python = os.path.join(venv, "bin", "python")
     # Two stacks may prepare one pod at once, and vLLM takes many minutes to arrive.
-    with hold(store.path(".lock-venvs"), "prepare: installing vLLM %s" % version, seconds=3600):
+    with store.hold("prepare: installing vLLM %s" % version, store.path(".lock-venvs"), seconds=3600):
         installed = read_file(os.path.join(venv, "installed"))
         if os.path.exists(python) and not os.path.exists(marker):
             if installed in (None, vllm_version(python).encode("utf-8")):
@@ -3084,6 +3233,7 @@ def make_venv(store: Store, version: str, homes_shown: bool) -> str:
             raise
         write_file(os.path.join(venv, "installed"), vllm_version(python).encode("utf-8"))
         remove_tree(store.path("cache"))
+        os.sync()  # uv and pip leave that to the kernel, and without the marker all of it counts as whole
         unlink(marker)
         fsync_dir(os.path.dirname(venv))
     return python
@@ -3212,25 +3362,15 @@ def verb_remove(store: Store, options: Any) -> Document:
         if left:
             say("others still use this pod, so nothing is removed: %s" % ", ".join(left))
             return {"removed": False, "left": left}
-        for name in (
-            "bin",
-            "tools",
-            "python",
-            "cache",
-            "venvs",
-            "blobs",
-            "refs",
-            "units",
-            "secrets",
-            "proxies",
-            "staging",
-        ):
-            remove_tree(store.path(name))
         # An engine that never served has no unit any more, but may have downloaded its model.
         prefix = os.path.basename(store.root) + "-"
         for name in listed(os.path.dirname(store.root)):
             if name.startswith(prefix) and not os.path.exists(store.unit_file(name[len(prefix) :])):
                 remove_state(store, name[len(prefix) :])
+        ours = ("tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "proxies", "staging")
+        for name in ours:
+            discard(store.path(name), store.path(".%s.gone" % name))
+        remove_tree(store.path("bin"))  # the last: a machine without podctl is taken to have nothing of ours
         left = listed(store.root)
         for name in os.listdir(store.root):
             if name.startswith(".lock-"):
@@ -3239,6 +3379,33 @@ def verb_remove(store: Store, options: Any) -> Document:
         say("%s holds files that are not ours, so it stays: %s" % (store.root, ", ".join(left)))
     remove_if_empty(store.root)
     return {"removed": True, "left": left}
+
+
+def engine_of(stack: str, base: str) -> str:
+    """What the engine of a stack's base is called: as the program that sends documents calls it (naming.engine_key)."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", base.lower()).strip("-.")[:80]
+    return "%s-%s-%s" % (stack, slug, hashlib.sha256(base.encode("utf-8")).hexdigest()[:8])
+
+
+def verb_leave(store: Store, options: Any) -> Document:
+    """Takes an engine off the pod and all that is there for it, and everything of ours if nobody else uses the pod."""
+    engine = name_of(options.engine, "engine")
+    if not os.path.isdir(store.root):
+        return {"removed": True, "left": []}
+    with store.lock_engine(engine, "leave"), store.lock("leave"):
+        forget_engine(store, engine)
+        drop_secrets(
+            store,
+            [
+                *(secrets_file(store, engine, revision) for revision in revisions(store, engine)),
+                *(tls_key_file(store, engine, name) for name in tls_keys(store, engine)),
+            ],
+        )
+        for stack, base in sorted({(ref.stack, ref.base) for ref in store.refs() if ref.base is not None}):
+            if engine_of(stack, base) == engine:
+                drop_refs(store, stack, base, keep=set())
+        collect(store)
+    return verb_remove(store, options)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------
@@ -3264,6 +3431,7 @@ OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
     "rollback": verb_rollback,
     "status": verb_status,
     "remove": verb_remove,
+    "leave": verb_leave,
     "verify": verb_verify,
 }
 
@@ -3287,7 +3455,7 @@ def parse(argv: Sequence[str]) -> Any:
         if verb == "unplace":
             sub.add_argument("--stack", required=True)
             sub.add_argument("--base", required=True)
-        if verb in ("unsecret", "deactivate", "intact", "rollback"):
+        if verb in ("unsecret", "deactivate", "intact", "rollback", "leave"):
             sub.add_argument("--engine", required=True)
     return parser.parse_args(argv)
 
@@ -3299,6 +3467,16 @@ def place_of(error: Exception) -> str:
     return "%s in %s, line %s of podctl" % (type(error).__name__, frame.name, frame.lineno)
 
 
+def whose(given: Mapping[str, Any]) -> str:
+    """For which stack or engine this runs, and from where: for those who have to wait for it."""
+    named = [(kind, given[kind]) for kind in ("stack", "engine") if isinstance(given.get(kind), str)]
+    words = " of %s %s" % (named[0][0], clean(named[0][1])[:120]) if named else ""
+    came_from, user = os.environ.get("SSH_CONNECTION", "").split(), os.environ.get("SUDO_USER")
+    if came_from:
+        return "%s from %s" % (words, clean(came_from[0])[:60])
+    return "%s by %s" % (words, clean(user)[:60]) if user else words  # sudo takes away the other
+
+
 def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = None) -> int:
     options = parse(argv)
     options.stdin = stdin
@@ -3306,15 +3484,19 @@ def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = No
     try:
         store = Store(options.root, options.units_dir)
         if options.verb in OPTION_VERBS:
+            store.whose = whose(vars(options))
             result = OPTION_VERBS[options.verb](store, options)
         else:
-            result = DOCUMENT_VERBS[options.verb](store, read_document(stdin) if document is None else document)
+            document = read_document(stdin) if document is None else document
+            store.whose = whose(document)
+            result = DOCUMENT_VERBS[options.verb](store, document)
     except Refusal as refusal:
         for line in (str(refusal), *refusal.details):
             say(line, limit=4000)
         return 1
     except OSError as error:
-        say("podctl %s failed: %s: %s" % (options.verb, error.filename or "this pod", error.strerror or error))
+        what = "podctl %s failed: %s: %s" % (options.verb, error.filename or "this pod", error.strerror or error)
+        say(of_the_disk(store.root, error) or what)
         return 1
     except Exception as error:
         # The message of an error nobody foresaw may hold a secret; where it happened does not.

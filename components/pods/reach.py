@@ -16,16 +16,19 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from components.core.errors import UserError, printable
+from components.core.naming import POD_ROOT, unit_name
+from components.on_pod.boot import podctl_source
 from components.pods.contract import PATIENCE, Machine
 from components.pods.credentials import private_key_text
 from components.provider import Provider
-from components.remote import podctl_line
+from components.remote import leave_line, podctl_line
 
 if TYPE_CHECKING:
-    from components.ssh import Greeting
+    from components.ssh import Address, Greeting
 
 # What a refresh of earlier releases recorded of a pod that is not as it was left; now it is `drift`, one by one.
 OTHER = "not as the last activation left it"
+LEAVING_PATIENCE = 30.0
 NEVER_REACHED = "switched off before it was ever reached"
 # A refresh goes on without what does not answer.
 REFRESH_PATIENCE = 10
@@ -48,7 +51,34 @@ class ReachedPodProvider(Provider):
         return CreateResult(props["connection"]["address"], outs)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        return UpdateResult({**_olds, "running": False} if _off(_news) else self._reached(_news))
+        if _off(_news):
+            return UpdateResult({**_olds, "running": False})
+        reached = self._reached(_news)
+        # Here, since asyncssh takes a third of a second to load.
+        from components.ssh import Address
+
+        before, now = Address.of(_olds["connection"]), Address.of(_news["connection"])
+        if before.address != now.address and (before.host_key != now.host_key or not now.host_key):
+            print(f"{now} takes the place of {before}. Where that lives, {_left_on(before, _olds)}")
+        return UpdateResult(reached)
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        """Takes off the pod all that the stack has there for this engine.
+
+        A pod that is gone holds nobody up: the stack forgets it, and says what it may have left.
+        """
+        if _off(_props):
+            return
+        from components.ssh import Address, Gone
+
+        address = Address.of(_props["connection"])
+        key = private_key_text(_props["connection"]["credential"], self.settings())
+        try:
+            left = asyncio.run(_leave(address, key, _props["engine"])).get("left")
+            if left:
+                print(f"{address} stays as it is, for others still use it: {printable(', '.join(left), 2000)}")
+        except Gone as gone:
+            print(f"warning: {gone.what}, so it is forgotten as it is. Where it lives, {_left_on(address, _props)}")
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         if _off(_olds) or _off(_news):
@@ -105,6 +135,21 @@ class ReachedPodProvider(Provider):
         described = props["connection"]
         key = private_key_text(described["credential"], self.settings())
         return asyncio.run(greet(Address.of(described), key, question, patience))
+
+
+async def _leave(address: Address, key: str, engine: str) -> dict[str, Any]:
+    from components.ssh import open_session
+
+    async with open_session(address, key, LEAVING_PATIENCE) as session:
+        return await session.stream(leave_line(address.user, engine), [podctl_source().encode()])
+
+
+def _left_on(address: Address, props: Mapping[str, Any]) -> str:
+    engine, sudo = props["engine"], "" if address.user == "root" else "sudo "
+    return (
+        f"{unit_name(engine)} serves on there, from {POD_ROOT}; to take both off, log in as {address.user} and run: "
+        f"{sudo}python3 {POD_ROOT}/bin/podctl leave --engine {engine}"
+    )
 
 
 def _say(line: str) -> None:

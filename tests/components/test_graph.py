@@ -132,6 +132,23 @@ def test_what_a_pod_is_told(project: Path) -> None:
     }
 
 
+def test_any_host_key_is_accepted_only_where_that_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda text, *_, **__: warned.append(text))
+    register(stack_file())
+    assert [text for text in warned if "host key" in text] == []
+
+    host = {"address": "10.0.0.7", "insecureHostKey": True}
+    registered, _ = register(stack_file(pods=[{"base": BASE, "host": host, "engine": ENGINE}], models=[]))
+    assert [text for text in warned if "host key" in text] == [
+        "10.0.0.7: insecureHostKey accepts any host key, so whoever answers there is sent the engine's secrets and the "
+        "adapters; set hostKey to what the machine says of itself."
+    ]
+    assert one(registered, f"{BASE}-reach")["connection"]["hostKey"] == ""
+    connection = one(registered, f"{BASE}-activate")["connection"]["value"]
+    assert "hostKey" not in connection
+
+
 def test_a_user_who_is_not_root_goes_through_sudo(project: Path) -> None:
     pods = [{"base": BASE, "host": {**HOST, "user": "ops"}, "engine": ENGINE}]
     registered, _ = register(stack_file(pods=pods, models=[]))

@@ -180,6 +180,22 @@ def test_a_host_key_as_tools_print_it(pasted: str) -> None:
     assert settings.pods[0].host.host_key == HOST_KEY
 
 
+def test_any_host_key_takes_a_word_of_its_own() -> None:
+    def host(**more: Any) -> dict[str, Any]:
+        return {"pods": [{**POD, "host": {"address": "10.0.0.7", **more}}]}
+
+    loaded = load(Config(**host(insecureHostKey=True), sshPrivateKey=PRIVATE_KEY)).pods[0].host
+    assert loaded is not None
+    assert (loaded.insecure_host_key, loaded.host_key) == (True, "")
+    assert faults(**host(insecureHostKey=False)) == ["pods[0].host.hostKey: is missing"]
+    assert faults(**host(hostKey=HOST_KEY, insecureHostKey=True)) == [
+        "pods[0].host: give `hostKey`, or `insecureHostKey: true`, not both"
+    ]
+    (fault,) = faults(**host(hostKey=""))
+    assert fault.startswith("pods[0].host.hostKey: one key is wanted")
+    assert len(faults(**host(insecureHostKey="yes"))) == 2
+
+
 @pytest.mark.parametrize(
     "pasted", ["", "SHA256:abc", "ssh-ed25519 AAAA", f"{HOST_KEY}\n{HOST_KEY}", "ssh-ed25519 !!!!"]
 )

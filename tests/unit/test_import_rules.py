@@ -89,6 +89,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     ),
     "components.pods": frozenset(
         {
+            "components.on_pod.boot",
             "components.remote",
             "components.ssh",
             "components.provider",

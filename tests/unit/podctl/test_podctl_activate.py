@@ -16,7 +16,7 @@ import pytest
 from components.on_pod import podctl
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
-from tests.unit.podctl.pods import PodDirectory, bundle, mode
+from tests.unit.podctl.pods import PodDirectory, bundle, digest_of, mode
 
 RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
 SERVES = f"{UNIT} serves 2 models"
@@ -889,3 +889,24 @@ def test_sshd_that_closed_its_end_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         os.dup2(stderr, 2)
         os.close(stderr)
         ours.close()
+
+
+def test_leave_takes_an_engine_and_what_was_placed_for_it(pod: PodDirectory, systemd: FakeSystemd, port: int) -> None:
+    key = podctl.engine_of("prod", "org/base")
+    engine = Engine(pod, port)
+    pod.run("secrets", stdin={"engine": key, "secrets": {"VLLM_API_KEY": "k"}})
+    assert pod.run("activate", stdin=engine.document(engine=key, key="k")).status == 0
+    pod.stage(bundle(b"other"))
+    pod.place({"m": digest_of(bundle(b"other"))}, stack="prod-org")
+
+    answer = pod.run("leave", "--engine", key)
+
+    assert answer.result == {"removed": False, "left": ["model m of stack prod-org"]}
+    assert pod.blobs() == {digest_of(bundle(b"other"))}
+    assert not (pod.root / "secrets").exists()
+    assert list(pod.units.iterdir()) == []
+    assert systemd.units[podctl.unit_name(key)].active == "inactive"
+
+    assert pod.run("leave", "--engine", podctl.engine_of("prod-org", "org/base")).result["removed"] is True
+    assert not pod.root.exists()
+    assert pod.run("leave", "--engine", key) == (0, {"removed": True, "left": []}, [])
