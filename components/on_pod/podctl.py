@@ -11,7 +11,7 @@ A bundle comes over stdin (`receive`, `receive-all`) or from a store (`fetch`, b
 into the same files, so that one goes on where the other was cut.
 
     ROOT/bin/podctl-<12 hex>.py, podctl      this program; by the short name, for people, the newest
-    ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`;
+    ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>[.<n>].claim: promised to a coming `place`;
                                              <hex>.altered: a blob whose bytes are others now, to be sent again
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
     ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
@@ -377,6 +377,12 @@ class Store:
     def staged(self, hexdigest: str, suffix: str = ".tar") -> str:
         return self.path("staging", hexdigest + suffix)
 
+    def claim(self, hexdigest: str, engine: Optional[str]) -> str:
+        """What keeps a blob until `place` is done with it, of one engine; or of nobody who says who they are."""
+        # Hashed, since a name as long as an engine's may be would be longer than a file's.
+        whose = "" if engine is None else hashlib.sha256(engine.encode("utf-8")).hexdigest()[:12] + "."
+        return self.staged(hexdigest, ".%sclaim" % whose)
+
     def unit_file(self, engine: str) -> str:
         return os.path.join(self.units_dir, unit_name(engine))
 
@@ -481,7 +487,7 @@ def collect(store: Store) -> List[str]:
     needed = set().union(*needed_by(store).values())
     for name in listed(store.path("staging")):
         path = store.path("staging", name)
-        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|claim|new|gone|altered)", name)
+        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name)
         if match is None:
             continue
         if match.group(2) == "altered":
@@ -490,7 +496,7 @@ def collect(store: Store) -> List[str]:
             continue
         if time.time() - os.lstat(path).st_mtime > STALE_SECONDS or match.group(2) in ("new", "gone"):
             remove_tree(path) if os.path.isdir(path) else unlink(path)
-        elif match.group(2) == "claim":
+        elif match.group(2).endswith("claim"):
             needed.add(match.group(1))
 
     gone = [name for name in store.blobs() if name not in needed]
@@ -738,22 +744,9 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
 
 
 def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
-    """Whether a bundle has arrived whole, or is unpacked: then it is promised to the `place` that follows."""
+    """Whether a bundle is unpacked, or has arrived whole."""
     staged = store.staged_bytes(hexdigest)
-    if staged is not None and size in (None, staged):
-        return True
-    if not store.has_blob(hexdigest, size):
-        return False
-    with store.lock("receive"):
-        return promised(store, hexdigest, size)
-
-
-def promised(store: Store, hexdigest: str, size: Optional[int]) -> bool:
-    """Keeps a blob for a coming `place`, whoever else lets it go meanwhile. -> whether it is there"""
-    if not store.has_blob(hexdigest, size):
-        return False
-    with open(store.staged(hexdigest, ".claim"), "wb"):  # a power cut ends the promise: so be it
-        return True
+    return store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged))
 
 
 def adopted(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
@@ -885,18 +878,22 @@ def verb_unpack(store: Store, options: Any) -> Document:
 
 
 def verb_missing(store: Store, document: Document) -> Document:
-    """Which bundles must be sent, from which byte on; what is here is promised to the `place` that follows."""
+    """Which bundles must be sent, from which byte on; all are promised to the `place` of this `engine` that follows."""
     sizes = {}
     for digest, size in sorted(field(document, "bundles", dict).items()):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise Refusal("the document's size of %s must be a number of bytes" % shown(digest))
         sizes[hex_of(digest)] = size
+    engine = optional(document, "engine", str)
     store.make_staging()
     with store.lock("missing"):
         missing = {}
         unpacked = []
         for hexdigest, size in sizes.items():
-            if promised(store, hexdigest, size):
+            # Also of what is yet to come: another stack may place it first, and let it go again.
+            with open(store.claim(hexdigest, engine), "wb"):  # a power cut ends the promise: so be it
+                pass
+            if store.has_blob(hexdigest, size):
                 continue
             unpacked.append(size)
             if store.staged_bytes(hexdigest) == size:
@@ -1001,7 +998,8 @@ def verb_place(store: Store, document: Document) -> Document:
             store.set_ref(Ref(stack, model, "sha256:" + hexdigest, base))
         dropped = drop_refs(store, stack, base, keep=set(wanted))
         for hexdigest in wanted.values():
-            unlink(store.staged(hexdigest, ".claim"))
+            for whose in (engine_of(stack, base), None):
+                unlink(store.claim(hexdigest, whose))
         collected = collect(store)
     return {"unpacked": few(unpacked), "dropped": few(dropped), "collected": few(collected)}
 

@@ -321,7 +321,8 @@ def test_stacks_that_come_and_go_at_once_leave_what_is_theirs(pod: PodDirectory)
     def stack(name: str) -> None:
         document = {"stack": name, "base": "b", "models": {f"m{n}": digest for n, digest in enumerate(tars)}}
         for turn in range(3):
-            answer = call(json.dumps({"bundles": sizes}).encode(), "missing")
+            asked = {"engine": podctl.engine_of(name, "b"), "bundles": sizes}
+            answer = call(json.dumps(asked).encode(), "missing")
             lacking = sorted(answer.get("missing", {}))
             stream = head(*((digest, sizes[digest], 0) for digest in lacking)) + b"".join(tars[d] for d in lacking)
             call(stream, "receive-all")
