@@ -169,7 +169,7 @@ async def _send(props: Mapping[str, Any], settings: Settings) -> None:
         return podctl_line(address.user, verb)
 
     async with open_session(address, private_key_text(described["credential"], settings)) as session:
-        answer = await session.call(line("missing"), {"bundles": sizes})
+        answer = await session.call(line("missing"), {"engine": props["engine"], "bundles": sizes})
         missing: dict[str, int] = answer["missing"]
         if not missing:
             return

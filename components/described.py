@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from components.certificate import Tls, read_tls, warnings_of
 from components.checked import memory_of, verdict_on
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
@@ -36,9 +37,16 @@ class Described:
         engines: dict[str, PlannedEngine] = {}
         for pod in settings.pods:
             place = settings.places[pod.base]
+            tls = None
+            try:
+                tls = _tls(pod, settings)
+            except UserError as error:
+                faults.append(f"{place}.engine: {error}")
             try:
                 adapters, aliases = served_by(pod, settings, found.bundles)
-                engines[pod.base] = planned_engine(stack, pod, adapters, aliases, memory_of(pod, settings))
+                engines[pod.base] = planned_engine(stack, pod, adapters, aliases, memory_of(pod, settings), tls)
+                if tls and pod.engine.tls:
+                    warnings += [f"{place}.engine.{said}" for said in warnings_of(tls, pod.engine.tls.certificate)]
                 warnings += [f"{place}.engine: {warning}" for warning in engines[pod.base].plan.warnings]
             except UserError as error:
                 faults.append(f"{place}.engine: {error}")
@@ -49,6 +57,14 @@ class Described:
             raise SettingsError(faults, warnings)
         self.settings, self.bundles, self.engines = settings, found.bundles, engines
         self.notes, self.warnings = tuple(found.notes), tuple(warnings)
+
+
+def _tls(pod: Pod, settings: Settings) -> Tls | None:
+    """The pod's certificate and its key; None where it has none, or no key to it, which is a fault already told."""
+    if not pod.proxied or pod.engine.tls is None or settings.tls_key is None:
+        return None
+    path = pod.engine.tls.certificate
+    return read_tls(settings.resolve(path), path, settings.tls_key)
 
 
 def served_by(

@@ -13,14 +13,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pulumi
 from pulumi_command import remote
 
-from components.core.naming import podctl_path
-from components.on_pod.boot import BOOT
+from components.core.naming import POD_ROOT, podctl_path
+from components.on_pod.boot import BOOT, podctl_source, shell
 
 # Pods were reached before (pods/reach.py), so this is for a connection lost since: about five seconds of the plugin's
 # own growing pauses, and DIAL_SECONDS an attempt more where a machine swallows packets.
@@ -33,7 +32,8 @@ Command: TypeAlias = remote.Command
 
 @dataclass(frozen=True)
 class Connection:
-    """How a pod is reached. `host_key` is the pinned one, `plugin_host_key` what the command plugin is shown.
+    """How a pod is reached. `host_key` is the pinned one ("" accepts any), `plugin_host_key` what the command plugin is
+    shown.
 
     `credential` says where the private key is found; it is no secret itself.
     """
@@ -58,18 +58,13 @@ class Connection:
 
 
 @cache
-def podctl_source() -> str:
-    return (Path(__file__).parent / "on_pod" / "podctl.py").read_text(encoding="utf-8")
-
-
-@cache
 def podctl_sha256() -> str:
     return hashlib.sha256(podctl_source().encode()).hexdigest()
 
 
 def podctl_line(user: str, verb: str, arguments: Sequence[str] = ()) -> str:
     """The shell line that calls the podctl which `prepare` put on the pod; other users than root go through sudo."""
-    return _shell(user, ["python3", podctl_path(podctl_sha256()), verb, *arguments])
+    return shell(user, ["python3", podctl_path(podctl_sha256()), verb, *arguments])
 
 
 def _undo_line(user: str, verb: str, arguments: Sequence[str]) -> str:
@@ -81,9 +76,13 @@ def _undo_line(user: str, verb: str, arguments: Sequence[str]) -> str:
     return f"if {there}; then {podctl_line(user, verb, arguments)}; else cat >/dev/null; fi"
 
 
-def _shell(user: str, words: Sequence[str]) -> str:
-    """The one place where words become a line for a shell."""
-    return " ".join(map(shlex.quote, words if user == "root" else ["sudo", "-n", *words]))
+def leave_line(user: str, engine: str) -> str:
+    """The shell line that takes an engine off a pod, by the podctl on standard input: nothing there need be whole.
+
+    A machine without our directory has nothing of ours, and perhaps neither python3 nor sudo.
+    """
+    leave = shell(user, ["python3", "-", "leave", "--engine", engine])
+    return f"if [ -e {shlex.quote(POD_ROOT)} ]; then {leave}; else cat >/dev/null; echo '{{\"removed\": true}}'; fi"
 
 
 def pod_command(
@@ -117,7 +116,7 @@ def boot_command(
     carried = {"podctl": podctl_source(), "sha256": podctl_sha256(), **document}
     # The source would fill a preview's diff with every release; what podctl is told apart from it is short.
     hidden = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(hide_diffs=["stdin"]))
-    text = BOOT if connection.user == "root" else _shell(connection.user, ["sh", "-c", BOOT])
+    text = BOOT if connection.user == "root" else shell(connection.user, ["sh", "-c", BOOT])
     return _command(name, connection, text, carried, undo, hidden, False, True)
 
 
@@ -166,7 +165,7 @@ def _command(
             host=connection.address,
             port=connection.port,
             user=connection.user,
-            host_key=connection.plugin_host_key or connection.host_key,
+            host_key=(connection.plugin_host_key or connection.host_key) if connection.host_key != "" else None,
             private_key=connection.private_key,
             dial_error_limit=DIAL_ATTEMPTS,
             per_dial_timeout=DIAL_SECONDS,

@@ -4,17 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from components.core.engine_plan import EnginePlan
 from components.core.errors import UserError, printable
-from components.core.naming import POD_ROOT, secrets_path, state_directory
+from components.core.naming import (
+    POD_ROOT,
+    proxy_path,
+    proxy_unit_name,
+    secrets_path,
+    state_directory,
+    tls_key_path,
+    url_host,
+)
 from components.core.unit_text import check_line_length, environment_word, exec_program, exec_word, plain_text
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
+NGINX = "/usr/sbin/nginx"
+MAX_BODY_MIB = 32
+REQUESTS_PER_SECOND = 100
+CONNECTIONS = 1024
+"""What one address may have at once; an agency's own server is one address to us."""
+
+OPENAI_ROUTES = (
+    ("GET", "/v1/models"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/audio/transcriptions"),
+    ("POST", "/v1/audio/translations"),
+)
+"""What a proxy passes on: the routes of OpenAI's API that answer a request for a model. vLLM asks for the key on each.
+
+Not those that fetch or cancel an answer by its id, which might be another client's; not /health, which wants no key.
+"""
+
+_ADDRESS = re.compile(r"[A-Za-z0-9._:-]+")
 _HOMES = re.compile(r"(?<![\w.-])/(home|root|run/user)/")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -44,6 +74,64 @@ def render_unit(plan: EnginePlan, *, key: str, on_ec2: bool = False) -> str:
         secrets_path=secrets_path(key),
         state_directory=state_directory(key),
         stop_seconds=plan.stop_seconds,
+    )
+
+
+@dataclass(frozen=True)
+class ProxyTexts:
+    """A proxy as it lies on a pod: its unit and nginx's configuration."""
+
+    unit: str
+    config: str
+
+
+def render_proxy(
+    base: str,
+    *,
+    key: str,
+    listen: str,
+    port: int,
+    inner_port: int,
+    tls_key: str | None = None,
+    on_ec2: bool = False,
+) -> ProxyTexts:
+    """Return what stands at `listen`:`port` before the engine called `key`, which listens at 127.0.0.1:`inner_port`.
+
+    `tls_key` is the name of its certificate's public key (`certificate.Tls`), None for plain HTTP. Raises UserError for
+    an address that nginx could not be told.
+    """
+    if not _ADDRESS.fullmatch(listen):
+        raise UserError(
+            f"listen: {printable(listen)} cannot be given to nginx; name an address of the machine, or 0.0.0.0"
+        )
+    unit = proxy_unit_name(key)
+    runtime = unit.removesuffix(".service")
+    shared = {"on_ec2": on_ec2, "unit": unit, "runtime": f"/run/{runtime}"}
+    return ProxyTexts(
+        _templates()
+        .get_template("proxy.service.j2")
+        .render(
+            **shared,
+            base=plain_text(base),
+            nginx=NGINX,
+            config_path=proxy_path(key, ".conf"),
+            runtime_directory=runtime,
+            tls_key_path=tls_key_path(key, tls_key) if tls_key else None,
+            privileged_port=port < 1024,
+        ),
+        _templates()
+        .get_template("proxy.conf.j2")
+        .render(
+            **shared,
+            routes=OPENAI_ROUTES,
+            address=f"{url_host(listen)}:{port}",
+            dual=listen == "::",
+            inner_port=inner_port,
+            certificate_path=proxy_path(key, ".crt") if tls_key else None,
+            max_body_mib=MAX_BODY_MIB,
+            requests_per_second=REQUESTS_PER_SECOND,
+            connections=CONNECTIONS,
+        ),
     )
 
 

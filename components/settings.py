@@ -16,7 +16,16 @@ from difflib import SequenceMatcher
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from components.core.errors import UserError, printable
@@ -30,10 +39,11 @@ MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MODEL_ID_LENGTH = 96
 SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
 SANDBOX_PYTHON = "/opt/vllm/bin/python"
-SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
+SECRETS = ("sshPrivateKey", "apiKey", "hfToken", "tlsKey")
 KEYS = ("pods", "models", "store", "running", "requireLock", *SECRETS)
 FAULTS_SHOWN = 100
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_INNER_PORTS = 10000
 
 
 def _bearer(value: str) -> str:
@@ -41,6 +51,14 @@ def _bearer(value: str) -> str:
     if not value.isascii():
         raise UserError("holds a character that is not ASCII, which an Authorization header cannot carry")
     return _one_line(value)
+
+
+def _pem_key(value: str) -> str:
+    if "-----BEGIN " not in value or "PRIVATE KEY-----" not in value:
+        raise UserError(
+            "no private key in PEM; store the file's text: `pulumi config set --secret tlsKey < privkey.pem`"
+        )
+    return value
 
 
 def _user_errors_as_faults(check: Callable[[str], str]) -> Callable[[str], str]:
@@ -77,6 +95,12 @@ def _absolute_path(value: str) -> str:
     if not value.startswith("/") or _one_line(value) != value:
         raise UserError("must be an absolute path on the pod")
     return value
+
+
+def _host_key(value: str, info: ValidationInfo) -> str:
+    if not value and info.data.get("insecure_host_key"):
+        return value
+    return _user_errors_as_faults(normalise_host_key)(value)
 
 
 def _cidr(value: str) -> str:
@@ -134,11 +158,18 @@ class VllmInstall(_Part):
     version: Annotated[str, AfterValidator(_user_errors_as_faults(_version))]
 
 
+class Tls(_Part):
+    """`engine.tls`: the certificate that a proxy shows. The key to it is the stack's secret `tlsKey`."""
+
+    certificate: Line
+
+
 class Engine(_Part):
     """`engine`: how the pod's vLLM runs. What is not given is computed, or left to vLLM."""
 
     port: Port = 8000
     listen: Annotated[str, AfterValidator(_user_errors_as_faults(_host_name))] | None = None
+    tls: Tls | None = None
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     gpu_memory_gi_b: Annotated[float, Field(gt=0, le=16384)] | None = Field(default=None, alias="gpuMemoryGiB")
@@ -169,7 +200,19 @@ class Host(_Part):
     address: Annotated[str, AfterValidator(_user_errors_as_faults(_host_name))]
     port: Port = 22
     user: Login = "root"
-    host_key: Annotated[str, AfterValidator(_user_errors_as_faults(normalise_host_key))]
+    insecure_host_key: bool = False
+    """Whether any host key is accepted, so that anybody in between may be taken for the machine."""
+    host_key: Annotated[str, AfterValidator(_host_key)]
+    """Empty where any is accepted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _any_host_key(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("insecureHostKey") is True:
+            if given.get("hostKey"):
+                raise ValueError("give `hostKey`, or `insecureHostKey: true`, not both")
+            return {**given, "hostKey": ""}
+        return given
 
 
 class Sandbox(_Part):
@@ -252,8 +295,37 @@ class Pod(_Part):
 
     @property
     def listen(self) -> str:
-        """The address on the pod that vLLM listens at. A sandbox is reached through its published port alone."""
+        """The address on the pod that clients come to. A sandbox is reached through its published port alone."""
         return self.engine.listen or ("0.0.0.0" if self.sandbox else "127.0.0.1")
+
+    @property
+    def proxied(self) -> bool:
+        """Whether a proxy on the pod stands between its clients and vLLM, since others than the pod can reach it.
+
+        A sandbox's port is published on this machine's loopback, whatever its engine listens at inside.
+        """
+        return not self.sandbox and self.listen not in LOOPBACK
+
+    @property
+    def vllm_listen(self) -> str:
+        return "127.0.0.1" if self.proxied else self.listen
+
+    @property
+    def vllm_port(self) -> int:
+        """vLLM's own port: beside a proxy it needs another one, at which nobody but the pod itself can ask."""
+        port = self.engine.port
+        if not self.proxied:
+            return port
+        return port + _INNER_PORTS if port + _INNER_PORTS <= 65535 else port - _INNER_PORTS
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """All that it takes of its machine's ports."""
+        return tuple(dict.fromkeys((self.engine.port, self.vllm_port)))
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.proxied and self.engine.tls else "http"
 
 
 class Model(_Part):
@@ -282,6 +354,7 @@ class Settings(BaseModel):
     ssh_private_key: str | None
     api_key: str | None
     hf_token: str | None
+    tls_key: str | None
     directory: Path
     places: Mapping[str, str]
 
@@ -353,8 +426,10 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
     api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
+    tls_key = _secret(config.get("tlsKey"), "tlsKey", _pem_key, faults)
     faults += _access_faults(settings, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
-    found = {"ssh_private_key": private_key, "api_key": api_key, "hf_token": hf_token}
+    faults += _tls_faults(settings, bool(config.get("tlsKey")))
+    found = {"ssh_private_key": private_key, "api_key": api_key, "hf_token": hf_token, "tls_key": tls_key}
     return settings.model_copy(update={"require_lock": require_lock, "running": running, **found}), faults
 
 
@@ -380,6 +455,7 @@ def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
         ssh_private_key=None,
         api_key=None,
         hf_token=None,
+        tls_key=None,
         directory=stack_directory(),
         places={
             **{pod.base: f"pods[{index}]" for index, pod in pods},
@@ -536,13 +612,17 @@ def _pod_faults(pods: Sequence[tuple[int, Pod]]) -> Iterator[str]:
         bases.setdefault(pod.base, index)
         if not pod.host:
             continue
-        place = (pod.host.address, pod.engine.port)
-        if place in places:
-            yield (
-                f"{where}.engine.port: {pod.engine.port} on {pod.host.address} is taken by pods[{places[place]}]; "
-                "give each engine of a machine its own port"
-            )
-        places.setdefault(place, index)
+        for port in pod.ports:
+            place = (pod.host.address, port)
+            if place in places:
+                own = "" if port == pod.engine.port else f", and vLLM's own beside it ({port})"
+                yield (
+                    f"{where}.engine.port: {pod.engine.port}{own} on {pod.host.address} is taken by "
+                    f"pods[{places[place]}]; give each engine of a machine its own port"
+                )
+                break
+        for port in pod.ports:
+            places.setdefault((pod.host.address, port), index)
     sandboxes = [index for index, pod in pods if pod.sandbox]
     for index in sandboxes[1:]:
         yield f"pods[{index}].sandbox: a stack has one sandbox, named after it, and pods[{sandboxes[0]}] is it"
@@ -572,6 +652,21 @@ def _access_faults(settings: Settings, has_private_key: bool, has_api_key: bool)
             "SSH_AUTH_SOCK names a socket that is not there, and the command plugin fails on that even with a key at "
             "hand: unset it in this shell"
         )
+
+
+def _tls_faults(settings: Settings, has_tls_key: bool) -> Iterator[str]:
+    for pod in settings.pods:
+        where = settings.places[pod.base]
+        if pod.engine.tls and not pod.proxied:
+            yield (
+                f"{where}.engine.tls: is for an engine that other machines reach; "
+                + ("a sandbox's port is this machine's own" if pod.sandbox else "give `listen`, too, or leave it out")
+            )
+        elif pod.engine.tls and not has_tls_key:
+            yield (
+                f"{where}.engine.tls: needs the key of its certificate: "
+                "`pulumi config set --secret tlsKey < privkey.pem`"
+            )
 
 
 def _bases(raw: object) -> set[str]:

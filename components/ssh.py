@@ -34,7 +34,7 @@ KEEPALIVE_SECONDS = 15
 
 @dataclass(frozen=True)
 class Address:
-    """Where a pod's sshd answers and as which user; `host_key` is the only key it may show."""
+    """Where a pod's sshd answers and as which user; `host_key` is the only key it may show, "" any."""
 
     address: str
     port: int
@@ -48,6 +48,18 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.user}@{self.address}:{self.port}"
+
+
+class Gone(UserError):
+    """Nobody answers where the pod was, or another machine does: `what` says so, without what to do about it."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(what + advice)
+        self.what = what
+
+
+class OtherHostKey(Gone):
+    """The machine shows another host key than the pinned one."""
 
 
 class PodSession:
@@ -124,6 +136,8 @@ async def greet(address: Address, private_key: str, question: str, patience: flo
         machine_id = (await session.run("cat /etc/machine-id")).strip()
         listed = await session.run("cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null")
         answered = (await session.run(question)).strip()
+    if not address.host_key:
+        return Greeting("", machine_id, _object(answered))
     try:
         offered = await asyncssh.get_server_host_key(
             address.address, address.port, server_host_key_algs=list(GO_HOST_KEY_ORDER), config=None
@@ -160,7 +174,7 @@ def printable_lines(text: bytes) -> str:
 async def open_session(address: Address, private_key: str, patience: float | None = None) -> AsyncIterator[PodSession]:
     """Connect, trying again for `patience` seconds (a minute, if not given) while nothing answers.
 
-    Raises UserError, told apart by cause.
+    Raises UserError, told apart by cause: Gone where the pod is not there.
     """
     try:
         key = asyncssh.import_private_key(private_key)
@@ -172,7 +186,7 @@ async def open_session(address: Address, private_key: str, patience: float | Non
 
 
 async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: float) -> asyncssh.SSHClientConnection:
-    pinned = asyncssh.import_public_key(address.host_key)
+    pinned = asyncssh.import_public_key(address.host_key) if address.host_key else None
     give_up = asyncio.get_running_loop().time() + patience
     while True:
         try:
@@ -181,7 +195,7 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
                 address.port,
                 username=address.user,
                 client_keys=list(keys),
-                known_hosts=([pinned], [], []),
+                known_hosts=([pinned], [], []) if pinned else None,  # None checks nothing
                 agent_path=None,
                 config=None,
                 encryption_algs=list(CIPHERS),
@@ -191,21 +205,22 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
                 keepalive_interval=KEEPALIVE_SECONDS,
             )
         except asyncssh.HostKeyNotVerifiable:
-            raise UserError(
-                f"{address} shows another host key than the pinned one: it is another machine, or someone is in "
-                "between; if a host was replaced on purpose, set its new hostKey"
+            raise OtherHostKey(
+                f"{address} shows another host key than the pinned one",
+                ": it is another machine, or someone is in between; if a host was replaced on purpose, set its new "
+                "hostKey",
             ) from None
         except asyncssh.PermissionDenied:
             raise UserError(
                 f"{address} refuses the SSH key: put its public half into ~{address.user}/.ssh/authorized_keys there"
             ) from None
         except socket.gaierror as error:
-            raise UserError(f"the name {printable(address.address)} cannot be resolved ({error.strerror})") from None
+            raise Gone(f"the name {printable(address.address)} cannot be resolved ({error.strerror})") from None
         except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)
-                raise UserError(
-                    f"{address} cannot be reached for {patience:g} s ({known or 'no answer'}): is the machine up, "
-                    "and its SSH port open to this one?"
+                raise Gone(
+                    f"{address} cannot be reached for {patience:g} s ({known or 'no answer'})",
+                    ": is the machine up, and its SSH port open to this one?",
                 ) from None
             await asyncio.sleep(PAUSE_SECONDS)

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.cli.pulumi_cli import ask_pulumi
 from components.cli.push import no_store
 from components.cli.shown import shown_age, shown_size
 from components.core.adapter_files import shown_path
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 AGE = re.compile(r"(?P<count>[0-9]{1,5})(?P<unit>[dh])")
 LOCK_SUFFIX = ".lock.yaml"
 PULUMIS_AT_ONCE = 4
+DEPLOYED = "what deployed stacks hold"
 NEVER_DEPLOYED = ("Pulumi.example.yaml",)
 """Stack files that are there to be read."""
 
@@ -343,7 +344,7 @@ def _adapters_of(settings: Settings, name: str) -> Iterator[tuple[str, Path]]:
 def _ask_pulumi(references: _References) -> Sequence[str]:
     """Add every digest in the state of every stack of this project, and return the stacks."""
     try:
-        stacks = [str(stack["name"]) for stack in json.loads(_pulumi("stack", "ls", "--json"))]
+        stacks = [str(stack["name"]) for stack in json.loads(ask_pulumi("stack", "ls", "--json", to_ask_for=DEPLOYED))]
         if not stacks:
             # What a fresh `pulumi login` to the wrong place looks like, too.
             raise UserError("pulumi knows no stack of this project where it is logged in")
@@ -362,31 +363,7 @@ def _ask_pulumi(references: _References) -> Sequence[str]:
 
 
 def _exported(stack: str) -> str:
-    text = _pulumi("stack", "export", "--stack", stack)
+    text = ask_pulumi("stack", "export", "--stack", stack, to_ask_for=DEPLOYED)
     if "deployment" not in json.loads(text):
         raise UserError(f"the state of stack {printable(stack)} cannot be made sense of")
     return text
-
-
-def _pulumi(*words: str) -> str:
-    """What a call prints. pulumi finds the project as we do: at or above the working directory."""
-    try:
-        done = subprocess.run(
-            ["pulumi", *words, "--non-interactive"],
-            env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-    except FileNotFoundError:
-        raise UserError("there is no pulumi on PATH to ask for what deployed stacks hold") from None
-    except OSError as error:
-        raise UserError(f"pulumi cannot be run ({os_reason(error)})") from None
-    if done.returncode != 0:
-        said = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.strip()]
-        raise UserError(
-            f"`pulumi {' '.join(words[:2])}` failed ({printable(said[0]) if said else 'it does not say why'})"
-        )
-    return done.stdout

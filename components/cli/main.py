@@ -20,6 +20,8 @@ COMMANDS = {
     "lock": ("components.cli.lock", "write what the adapters of a stack are to its lock file"),
     "new-stack": ("components.cli.new_stack", "make the stack file of another client"),
     "push": ("components.cli.push", "send the adapters of a stack to its store"),
+    "rollback": ("components.cli.rollback", "put back what an engine served before its last activation"),
+    "status": ("components.cli.status", "show how the pods of a stack stand: reached, serving, drifted"),
 }
 INTERRUPTED, NOBODY_READS = 130, 141
 

@@ -18,7 +18,7 @@ TAKEN = ("sandbox", "example")
 # Of one stack alone: Pulumi adds those of the new one by itself. pulumi 3.274, sdk/go/common/workspace/project.go
 ENCRYPTION = ("secretsprovider", "encryptedkey", "encryptionsalt")
 # The settings' own, which may stand there unencrypted by mistake. Importing them would take longer than all the rest.
-SECRETS = ("sshPrivateKey", "apiKey", "hfToken")
+SECRETS = ("sshPrivateKey", "apiKey", "hfToken", "tlsKey")
 # The skeleton's model ids begin with the name.
 CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 

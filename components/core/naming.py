@@ -26,6 +26,21 @@ def unit_name(key: str) -> str:
     return f"lora-pods-{key}.service"
 
 
+def proxy_unit_name(key: str) -> str:
+    """The proxy before an engine that is reached from other machines. No key of an engine ends in `-proxy`."""
+    return f"lora-pods-{key}-proxy.service"
+
+
+def proxy_path(key: str, suffix: str) -> str:
+    """The proxy's configuration (`.conf`) or its certificate (`.crt`) on a pod."""
+    return f"{POD_ROOT}/proxies/{key}{suffix}"
+
+
+def tls_key_path(key: str, name: str) -> str:
+    """The private key of the certificate whose public key is called `name` (`certificate.Tls`)."""
+    return f"{POD_ROOT}/secrets/{key}.tls-{name}.key"
+
+
 def state_directory(key: str) -> str:
     """The unit's StateDirectory, relative to /var/lib as systemd.exec(5) wants it."""
     return f"lora-pods-{key}"

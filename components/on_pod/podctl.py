@@ -10,13 +10,18 @@ piped to the line in `boot.py`: that calls this text with the document as the gl
 A bundle comes over stdin (`receive`, `receive-all`) or from a store (`fetch`, by a URL that is a secret), with either
 into the same files, so that one goes on where the other was cut.
 
-    ROOT/bin/podctl-<12 hex>.py              this program
-    ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>.claim: a blob promised to a coming `place`
+    ROOT/bin/podctl-<12 hex>.py, podctl      this program; by the short name, for people, the newest
+    ROOT/staging/<hex>.tar.part, <hex>.tar   bundles on their way; <hex>[.<n>].claim: promised to a coming `place`;
+                                             <hex>.altered: a blob whose bytes are others now, to be sent again
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
     ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
     ROOT/secrets/<engine>.<revision>.env     root-only: what `secrets` was told, and what a generation may go back to
+    ROOT/secrets/<engine>.tls-<key>.key      root-only: the private key of a certificate, by the name of its public one
     ROOT/secrets/<engine>.env                the one in force, the unit's EnvironmentFile: `activate` puts it there
-    ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven
+    ROOT/units/<engine>/<n>/                 generations: unit, doc.json and, once it answered, proven and vllm (its
+                                             version); stale: what it loaded is not what is there now;
+                                             rolled-back: what it was put back instead of
+    ROOT/proxies/<engine>.conf, .crt         what the nginx before a public engine is told, and the certificate it shows
     ROOT/venvs/vllm-<version>/               what `prepare` installed; tools/, python/, cache/: what that needed
 
 Every change is written aside, fsynced and renamed. Names that begin with a dot are on their way, or locks: flocks on
@@ -80,6 +85,8 @@ FEW_NAMES = 100
 PROBE_SECONDS = 120.0  # for one answer: the first may wait for kernels that are built when they are needed
 NAMED = 20  # adapters in one sentence
 HOMES = ("/home", "/root", "/run/user")  # a unit sees them only if its own text names a path there (ProtectHome=)
+NGINX = "/usr/sbin/nginx"
+PROXY_SECONDS = 20.0  # for a proxy to answer as it should, once its engine does
 TEMPORARY = ("/tmp", "/var/tmp")  # a unit has its own (PrivateTmp=)
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -215,21 +222,31 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
+def make_dirs(path: str, mode: int = 0o755) -> None:
+    """Makes a directory, and those above it, so that a power cut takes away none that holds something."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_dirs(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    fsync_dir(parent)
+
+
 def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
     """Puts `data` at `path`: the old bytes or the new ones, never less, also after a power cut."""
     directory, name = os.path.split(path)
-    if not os.path.isdir(directory):
-        os.makedirs(directory, exist_ok=True)
-        fsync_dir(os.path.dirname(directory))
+    make_dirs(directory)
     aside = os.path.join(directory, ".%s.aside" % name)
     unlink(aside)  # of a run that was killed
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    os.rename(aside, path)
+    with no_remains(aside):
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(aside, path)
     fsync_dir(directory)
 
 
@@ -269,9 +286,19 @@ def remove_tree(path: str) -> None:
         shutil.rmtree(path)
 
 
+def discard(path: str, aside: str) -> None:
+    """Takes a directory out of sight in one step, then empties it: nobody sees half of it, also after a power cut."""
+    remove_tree(aside)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, aside)
+        fsync_dir(os.path.dirname(path))
+        remove_tree(aside)
+
+
 def remove_if_empty(path: str) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(path)
+        fsync_dir(os.path.dirname(path))
 
 
 def try_lock(path: str) -> Tuple[Optional[int], str]:
@@ -287,7 +314,7 @@ def try_lock(path: str) -> Tuple[Optional[int], str]:
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd, ""
     except BlockingIOError:
-        holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
+        holder = os.pread(fd, 400, 0).decode("utf-8", "replace").strip()
     except FileNotFoundError:
         pass
     os.close(fd)
@@ -306,8 +333,8 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
             break
         if time.monotonic() > deadline:
             raise Refusal(
-                "another podctl (%s) has held %s for %d seconds: run this again when it is done"
-                % (holder, path, seconds)
+                "another podctl (%s) holds %s and did not let go of it for %d seconds: run this again when it is done; "
+                "if it hangs, end that process on the pod" % (holder, path, seconds)
             )
         if holder and not said:
             say("waiting for another podctl (%s)" % holder)
@@ -315,7 +342,8 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
         time.sleep(0.1)
     try:
         os.ftruncate(fd, 0)  # a holder that was killed left its name
-        os.pwrite(fd, ("pid %d, %s" % (os.getpid(), purpose)).encode("utf-8"), 0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        os.pwrite(fd, ("pid %d, %s, since %s" % (os.getpid(), purpose, since)).encode("utf-8"), 0)
         yield
     finally:
         unlink(path)
@@ -338,6 +366,7 @@ class Store:
     def __init__(self, root: str, units_dir: str) -> None:
         self.root = os.path.abspath(root)
         self.units_dir = os.path.abspath(units_dir)
+        self.whose = ""  # what a lock says of who holds it, after the verb
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.root, *parts)
@@ -348,24 +377,38 @@ class Store:
     def staged(self, hexdigest: str, suffix: str = ".tar") -> str:
         return self.path("staging", hexdigest + suffix)
 
+    def claim(self, hexdigest: str, engine: Optional[str]) -> str:
+        """What keeps a blob until `place` is done with it, of one engine; or of nobody who says who they are."""
+        # Hashed, since a name as long as an engine's may be would be longer than a file's.
+        whose = "" if engine is None else hashlib.sha256(engine.encode("utf-8")).hexdigest()[:12] + "."
+        return self.staged(hexdigest, ".%sclaim" % whose)
+
     def unit_file(self, engine: str) -> str:
         return os.path.join(self.units_dir, unit_name(engine))
 
     def make_staging(self) -> None:
         """The first directories of a pod: open to the engines' users, except what is on its way."""
-        os.makedirs(self.root, 0o755, exist_ok=True)
-        os.makedirs(self.path("staging"), 0o700, exist_ok=True)
+        make_dirs(self.path("staging"), 0o700)
+
+    def hold(self, purpose: str, path: str, seconds: float = LOCK_SECONDS) -> ContextManager[None]:
+        return hold(path, purpose + self.whose, seconds)
 
     def lock(self, purpose: str) -> ContextManager[None]:
-        return hold(self.path(".lock"), purpose)
+        return self.hold(purpose, self.path(".lock"))
 
     def lock_engine(self, engine: str, purpose: str, seconds: float = LOCK_SECONDS) -> ContextManager[None]:
-        return hold(self.path(".lock-" + engine), purpose, seconds)
+        return self.hold(purpose, self.path(".lock-" + engine), seconds)
 
     def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
-        """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length."""
+        """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length.
+
+        One that was found to be altered is not.
+        """
         total = tar_size(self.blob(hexdigest))
-        return total is not None and size in (None, total)
+        return total is not None and size in (None, total) and not self.is_altered(hexdigest)
+
+    def is_altered(self, hexdigest: str) -> bool:
+        return os.path.exists(self.staged(hexdigest, ".altered"))
 
     def blobs(self) -> List[str]:
         return [name for name in listed(self.path("blobs", "sha256")) if re.fullmatch(r"[0-9a-f]{64}", name)]
@@ -397,10 +440,6 @@ class Store:
         if read_file(path) != data:
             write_file(path, data)
 
-    def drop_ref(self, ref: Ref) -> None:
-        unlink(self.path("refs", ref.stack, ref.model))
-        remove_if_empty(self.path("refs", ref.stack))
-
 
 def tar_size(blob: str) -> Optional[int]:
     """How many bytes the bundle of an unpacked blob has; None if a file of it is missing."""
@@ -420,28 +459,44 @@ def padded(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def collect(store: Store) -> List[str]:
-    """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
-    needed = {hex_of(ref.digest) for ref in store.refs()}
+def needed_by(store: Store) -> Dict[str, Set[str]]:
+    """Who needs which blobs: models, units that are installed or kept, and what runs, whatever its unit says now."""
+    found: Dict[str, Set[str]] = {}
+    for ref in store.refs():
+        found.setdefault("model %s of stack %s" % (ref.model, ref.stack), set()).add(hex_of(ref.digest))
     texts = [
-        os.path.join(store.units_dir, name)
+        (name, os.path.join(store.units_dir, name))
         for name in listed(store.units_dir)
         if name.startswith("lora-pods-") and name.endswith(".service")
     ]
     for engine in listed(store.path("units")):
         for n in listed(store.path("units", engine)):
-            texts += [store.path("units", engine, n, name) for name in ("unit", "doc.json")]
-    for text in texts:
-        needed.update(BLOB_PATH.findall((read_file(text) or b"").decode("utf-8", "replace")))
+            kept = "generation %s of engine %s" % (n, engine)
+            texts += [(kept, store.path("units", engine, n, name)) for name in ("unit", "doc.json")]
+    texts += [("process %s" % pid, "/proc/%s/cmdline" % pid) for pid in listed("/proc") if pid.isdigit()]
+    for who, path in texts:
+        with contextlib.suppress(ProcessLookupError):
+            text = (read_file(path) or b"").decode("utf-8", "replace")
+            for hexdigest in BLOB_PATH.findall(text):
+                found.setdefault(who, set()).add(hexdigest)
+    return found
 
+
+def collect(store: Store) -> List[str]:
+    """Removes the blobs nothing needs and what was abandoned in staging. -> the digests that went."""
+    needed = set().union(*needed_by(store).values())
     for name in listed(store.path("staging")):
         path = store.path("staging", name)
-        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|claim|new|gone)", name)
+        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name)
         if match is None:
+            continue
+        if match.group(2) == "altered":
+            if not os.path.isdir(store.blob(match.group(1))):
+                unlink(path)
             continue
         if time.time() - os.lstat(path).st_mtime > STALE_SECONDS or match.group(2) in ("new", "gone"):
             remove_tree(path) if os.path.isdir(path) else unlink(path)
-        elif match.group(2) == "claim":
+        elif match.group(2).endswith("claim"):
             needed.add(match.group(1))
 
     gone = [name for name in store.blobs() if name not in needed]
@@ -454,11 +509,11 @@ def discard_blob(store: Store, hexdigest: str) -> None:
     """Takes a blob out of sight in one step, then empties it."""
     aside = store.staged(hexdigest, ".gone")
     store.make_staging()
-    remove_tree(aside)
-    os.chmod(store.blob(hexdigest), 0o700)
-    os.rename(store.blob(hexdigest), aside)
-    fsync_dir(store.path("blobs", "sha256"))
-    remove_tree(aside)
+    # Moving a directory needs write permission on it. Others may read it still: a run that is killed here leaves a blob
+    # that the next one takes for whole.
+    os.chmod(store.blob(hexdigest), 0o755)
+    discard(store.blob(hexdigest), aside)
+    unlink(store.staged(hexdigest, ".altered"))
 
 
 # --- tars -----------------------------------------------------------------------------------------------------------
@@ -663,11 +718,11 @@ def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int],
     """
     store.make_staging()
     part = store.staged(hexdigest, ".tar.part")
-    with hold(store.staged(hexdigest, ".lock"), "receive"):
+    with store.hold("receive", store.staged(hexdigest, ".lock")):
         if is_here(store, hexdigest, size):
             drain(stream, 0 if size is None else size - offset)
             return 0
-        with open(part, "r+b" if offset else "wb", buffering=0) as file:
+        with no_remains(part), open(part, "r+b" if offset else "wb", buffering=0) as file:
             digest = hashlib.sha256()
             if hash_file(file.fileno(), digest, offset) != offset:
                 raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
@@ -765,23 +820,27 @@ def unpack(store: Store, hexdigest: str) -> bool:
 def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]) -> None:
     aside = store.staged(hexdigest, ".new")
     remove_tree(aside)
-    os.mkdir(aside, 0o755)
-    for member in members:
-        fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            copy_range(tar, member.offset, fd, member.size)
-            os.fchmod(fd, 0o444)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    fsync_dir(aside)
+    with no_remains(aside):
+        os.mkdir(aside, 0o755)
+        for member in members:
+            fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                copy_range(tar, member.offset, fd, member.size)
+                os.fchmod(fd, 0o444)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        fsync_dir(aside)
     blob = store.blob(hexdigest)
-    os.makedirs(os.path.dirname(blob), exist_ok=True)
+    make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
-        discard_blob(store, hexdigest)  # it lost a file or a part of one: has_blob said so
+        discard_blob(store, hexdigest)  # it lost a file or a part of one, or was altered: has_blob said so
+        mark_stale(store, "blobs/sha256/" + hexdigest)
+    unlink(store.staged(hexdigest, ".altered"))  # a run that was killed may have left it
     os.rename(aside, blob)
     os.chmod(blob, 0o555)  # after the rename: moving a directory needs write permission on it
     fsync_dir(os.path.dirname(blob))
+    unlink(store.staged(hexdigest, ".altered"))
 
 
 def verb_have(store: Store, options: Any) -> Document:
@@ -819,42 +878,79 @@ def verb_unpack(store: Store, options: Any) -> Document:
 
 
 def verb_missing(store: Store, document: Document) -> Document:
-    """Which bundles must be sent, from which byte on; what is here is promised to the `place` that follows."""
+    """Which bundles must be sent, from which byte on; all are promised to the `place` of this `engine` that follows."""
     sizes = {}
     for digest, size in sorted(field(document, "bundles", dict).items()):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise Refusal("the document's size of %s must be a number of bytes" % shown(digest))
         sizes[hex_of(digest)] = size
+    engine = optional(document, "engine", str)
     store.make_staging()
     with store.lock("missing"):
         missing = {}
-        unpacked = [0]
+        unpacked = []
         for hexdigest, size in sizes.items():
+            # Also of what is yet to come: another stack may place it first, and let it go again.
+            with open(store.claim(hexdigest, engine), "wb"):  # a power cut ends the promise: so be it
+                pass
             if store.has_blob(hexdigest, size):
-                with open(store.staged(hexdigest, ".claim"), "wb"):  # a power cut ends the promise: so be it
-                    continue
+                continue
             unpacked.append(size)
             if store.staged_bytes(hexdigest) == size:
                 os.utime(store.staged(hexdigest))
                 continue
             part = store.staged_bytes(hexdigest, ".tar.part") or 0
             missing[hexdigest] = part if part <= size else 0
-        disk = os.statvfs(store.root)
+    free = check_room(store, sum(sizes[h] - offset for h, offset in missing.items()), unpacked)
+    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+
+
+def check_room(store: Store, coming: int, sizes: Sequence[int]) -> int:
+    """Refuses bundles of these sizes, of which so many bytes are still to come, where the disk cannot take them.
+
+    -> the bytes that are free
+    """
+    disk = os.statvfs(store.root)
     free = disk.f_bavail * disk.f_frsize
     # Bundles are unpacked one after the other, each tar going when its blob is there.
-    needed = sum(sizes[h] - offset for h, offset in missing.items()) + max(unpacked)
-    if len(unpacked) > 1 and needed + SPARE_BYTES > free:
+    needed = coming + max(sizes, default=0) + SPARE_BYTES
+    if any(sizes) and needed > free:
         raise Refusal(
             "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
-            % (store.root, human(free), human(needed + SPARE_BYTES))
+            % (store.root, human(free), human(needed))
         )
-    inodes = 5 * len(unpacked) + 100
-    if disk.f_files and inodes > disk.f_favail:
+    inodes = 5 * len(sizes) + 105
+    if sizes and disk.f_files and inodes > disk.f_favail:
         raise Refusal(
             "the disk of %s has %d inodes free and the bundles need %d: remove files there"
             % (store.root, disk.f_favail, inodes)
         )
-    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+    return free
+
+
+def of_the_disk(root: str, error: BaseException) -> str:
+    """What is said of a disk that takes nothing more, "" of any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return ""
+    if error.errno == errno.EROFS:
+        where = error.filename if isinstance(error.filename, str) else root
+        return "the disk of %s is read-only: find out why (dmesg), make it writable, and %s" % (where, GO_ON)
+    disk = os.statvfs(existing_parent(root))
+    if disk.f_files and disk.f_favail < 10:
+        return "the disk of %s has %d inodes left: remove files there, and %s" % (root, disk.f_favail, GO_ON)
+    return "the disk of %s is full: make room there, or use a larger disk, and %s" % (root, GO_ON)
+
+
+@contextlib.contextmanager
+def no_remains(path: str) -> Iterator[None]:
+    """Removes what was begun at `path` where the disk takes no more: whoever runs there needs what is left of it."""
+    try:
+        yield
+    except OSError as error:
+        if of_the_disk(os.path.dirname(path), error):
+            with contextlib.suppress(OSError):
+                remove_tree(path) if os.path.isdir(path) else unlink(path)
+        raise
 
 
 def verb_receive_all(store: Store, options: Any) -> Document:
@@ -869,6 +965,9 @@ def verb_receive_all(store: Store, options: Any) -> Document:
         if not 0 <= offset <= size:
             raise Refusal("the document's offset %d is not within a bundle of %d bytes" % (offset, size))
         plan.append((hex_of(field(bundle, "digest", str)), size, offset))
+    store.make_staging()
+    to_come = [(size, offset) for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)]
+    check_room(store, sum(size - offset for size, offset in to_come), [size for size, _ in to_come])
     received = {}
     for hexdigest, size, offset in plan:
         received["sha256:" + hexdigest] = receive(store, options.stdin, hexdigest, size, offset)
@@ -899,7 +998,8 @@ def verb_place(store: Store, document: Document) -> Document:
             store.set_ref(Ref(stack, model, "sha256:" + hexdigest, base))
         dropped = drop_refs(store, stack, base, keep=set(wanted))
         for hexdigest in wanted.values():
-            unlink(store.staged(hexdigest, ".claim"))
+            for whose in (engine_of(stack, base), None):
+                unlink(store.claim(hexdigest, whose))
         collected = collect(store)
     return {"unpacked": few(unpacked), "dropped": few(dropped), "collected": few(collected)}
 
@@ -907,7 +1007,10 @@ def verb_place(store: Store, document: Document) -> Document:
 def drop_refs(store: Store, stack: str, base: str, keep: Set[str]) -> List[str]:
     gone = [ref for ref in store.refs() if (ref.stack, ref.base) == (stack, base) and ref.model not in keep]
     for ref in gone:
-        store.drop_ref(ref)
+        unlink(store.path("refs", stack, ref.model))
+    if gone:
+        fsync_dir(store.path("refs", stack))  # before what they held goes
+    remove_if_empty(store.path("refs", stack))
     return [ref.model for ref in gone]
 
 
@@ -929,12 +1032,44 @@ def verb_gc(store: Store, options: Any) -> Document:
 
 
 def verb_verify(store: Store, options: Any) -> Document:
-    """Hashes every blob again, as the bundle it came from."""
-    result: Dict[str, List[str]] = {"ok": [], "rotten": []}
+    """Hashes every blob again, as the bundle it came from, and names what rotted and who needs it. Changes nothing."""
+    result: Dict[str, List[str]] = {"ok": [], "rotten": [], "strays": []}
     for name in store.blobs():
-        whole = store.has_blob(name) and hash_blob(store.blob(name)) == name
-        result["ok" if whole else "rotten"].append("sha256:" + name)
+        blob = store.blob(name)
+        result["strays"] += [os.path.join(blob, other) for other in sorted(os.listdir(blob)) if other not in MEMBERS]
+        why = rot_of(store, name)
+        if not why:
+            result["ok"].append("sha256:" + name)
+        elif os.path.isdir(blob):  # else it was collected meanwhile
+            result["rotten"].append("sha256:" + name)
+            users = [place for place, digests in needed_by(store).items() if name in digests]
+            say(
+                "sha256:%s is rotten: %s; %s" % (name, why, "needed by " + named(users) if users else "nobody needs it")
+            )
+    if result["rotten"]:
+        say("to mend them: rm -r what is rotten in %s, then pulumi up --refresh" % store.path("blobs", "sha256"))
+    for path in result["strays"]:
+        say("%s is not ours and is left alone" % path)
     return {**result}
+
+
+def rot_of(store: Store, name: str) -> str:
+    """What is wrong with a blob, "" if nothing."""
+    try:
+        if not store.has_blob(name):
+            return "a file of it is missing"
+        found = hash_blob(store.blob(name))
+    except OSError as error:
+        return "it cannot be read (%s)" % (error.strerror or error)
+    return "" if found == name else "its bytes have the digest sha256:%s" % found
+
+
+def is_whole(store: Store, hexdigest: str) -> bool:
+    """Whether a blob's bytes are what its name says; those that cannot be read are not."""
+    try:
+        return hash_blob(store.blob(hexdigest)) == hexdigest
+    except OSError:
+        return False
 
 
 def hash_blob(blob: str) -> str:
@@ -1172,20 +1307,21 @@ class Fetches:
                 self.faults.setdefault(str(refusal), [])
             except BaseException as error:
                 self.left.clear()
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    full = "the disk of %s is full: make room there, or use a larger disk, and %s"
-                    self.faults.setdefault(full % (self.store.root, GO_ON), [])
+                said = of_the_disk(self.store.root, error)
+                if said:
+                    self.faults.setdefault(said, [])
                 else:
                     self.error = error
 
     def fetch(self, wanted: Wanted, line: Line) -> bool:
         """Takes one bundle into the files that `receive` takes it into. -> False if it was here already."""
         hexdigest = wanted.hexdigest
-        with hold(self.store.staged(hexdigest, ".lock"), "fetch"):
+        with self.store.hold("fetch", self.store.staged(hexdigest, ".lock")):
             if is_here(self.store, hexdigest, wanted.size):
                 return False
             while True:
-                with open(self.store.staged(hexdigest, ".tar.part"), "a+b", buffering=0) as file:
+                name = self.store.staged(hexdigest, ".tar.part")
+                with no_remains(name), open(name, "a+b", buffering=0) as file:
                     part = Part(file)
                     kept = part.at
                     self.complete(part, wanted, line)
@@ -1430,6 +1566,9 @@ def verb_fetch(store: Store, document: Document) -> Document:
         one = Wanted.of(bundle)
         wanted.setdefault(one.hexdigest, one)
     store.make_staging()
+    to_come = [one for one in wanted.values() if not is_here(store, one.hexdigest, one.size)]
+    parts = [min(store.staged_bytes(one.hexdigest, ".tar.part") or 0, one.size) for one in to_come]
+    check_room(store, sum(one.size for one in to_come) - sum(parts), [one.size for one in to_come])
     return {"fetched": Fetches(store, list(wanted.values())).run()}
 
 
@@ -1450,7 +1589,7 @@ def secrets_file(store: Store, engine: str, revision: Optional[int] = None) -> s
 
 
 def write_secrets(store: Store, engine: str, raw: bytes, revision: Optional[int] = None) -> None:
-    os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+    make_dirs(store.path("secrets"), 0o700)
     write_file(secrets_file(store, engine, revision), raw, 0o600)
 
 
@@ -1478,6 +1617,31 @@ def read_secrets(store: Store, engine: str, revision: Optional[int] = None) -> D
     return {name: re.sub(r"\\(.)", r"\1", value[1:-1]) for name, _, value in pairs}
 
 
+def tls_key_file(store: Store, engine: str, name: str) -> str:
+    return store.path("secrets", "%s.tls-%s.key" % (engine, name))
+
+
+def tls_keys(store: Store, engine: str) -> List[str]:
+    """The names of the private keys that are kept for an engine's proxy."""
+    names = (
+        re.fullmatch(re.escape(engine) + r"\.tls-([0-9a-f]{16})\.key", name) for name in listed(store.path("secrets"))
+    )
+    return [name.group(1) for name in names if name]
+
+
+def keep_tls_key(store: Store, engine: str, document: Document) -> None:
+    """Keeps the key by the name of its public half: a certificate that comes back finds it, one renewed for it too."""
+    if optional(document, "tls", dict) is None:
+        return
+    name, key = field(document, "tls.name", str), field(document, "tls.key", str)
+    if not re.fullmatch(r"[0-9a-f]{16}", name) or not key.startswith("-----BEGIN "):
+        raise Refusal("the document's tls must be a private key in PEM and the name of its public one")
+    path = tls_key_file(store, engine, name)
+    if read_file(path) != key.encode("utf-8"):
+        os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+        write_file(path, key.encode("utf-8"), 0o600)
+
+
 def verb_secrets(store: Store, document: Document) -> Document:
     """Keeps these as an engine's newest secrets, for `activate`. The revision rises only when they changed."""
     engine = name_of(field(document, "engine", str), "engine")
@@ -1492,6 +1656,7 @@ def verb_secrets(store: Store, document: Document) -> Document:
             raise Refusal("the secret %s holds a line break or another control character: set it again without" % name)
     store.make_staging()
     with store.lock("secrets"):
+        keep_tls_key(store, engine, document)
         kept = revisions(store, engine)
         revision = kept[-1] if kept else 0
         if not kept or read_secrets(store, engine, revision) != secrets:
@@ -1500,6 +1665,14 @@ def verb_secrets(store: Store, document: Document) -> Document:
             revision = max(max([revision, *used]) + 1, int(time.time()))
             write_secrets(store, engine, secrets_text(revision, secrets).encode("utf-8"), revision)
     return {"revision": revision}
+
+
+def drop_secrets(store: Store, paths: Sequence[str]) -> None:
+    """Removes files of secrets, for good: what is gone from the stack must not be back after a power cut."""
+    removed = [unlink(path) for path in paths]
+    if any(removed):
+        fsync_dir(store.path("secrets"))
+    remove_if_empty(store.path("secrets"))
 
 
 def verb_unsecret(store: Store, options: Any) -> Document:
@@ -1511,9 +1684,13 @@ def verb_unsecret(store: Store, options: Any) -> Document:
         # `deactivate` ran before this, unless Pulumi was interrupted while the engine loaded and knows nothing of it.
         forget_engine(store, engine)
         kept = revisions(store, engine)
-        for revision in kept:
-            unlink(secrets_file(store, engine, revision))
-        remove_if_empty(store.path("secrets"))
+        drop_secrets(
+            store,
+            [
+                *(secrets_file(store, engine, revision) for revision in kept),
+                *(tls_key_file(store, engine, name) for name in tls_keys(store, engine)),
+            ],
+        )
         collect(store)
     return {"removed": bool(kept)}
 
@@ -1652,6 +1829,10 @@ def generations(store: Store, engine: str) -> List[Generation]:
 
 def write_generation(store: Store, engine: str, n: int, document: Document) -> Generation:
     path = store.path("units", engine, str(n))
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(store.path("units", engine)):
+            if re.fullmatch(r"\.[0-9]+\.gone", name):
+                remove_tree(store.path("units", engine, name))  # of a run that was killed
     text = field(document, "unit.text", str)
     kept = {**document, "unit": {"name": unit_name(engine)}}
     write_file(os.path.join(path, "unit"), text.encode("utf-8"))
@@ -1660,32 +1841,51 @@ def write_generation(store: Store, engine: str, n: int, document: Document) -> G
     return Generation(n, path, text, kept, False)
 
 
+def mark_stale(store: Store, loaded: str) -> None:
+    """Has the engines whose units name `loaded` started again by their next activation: they hold what was there."""
+    for engine in listed(store.path("units")):
+        for generation in generations(store, engine)[-1:]:
+            if loaded in generation.text:
+                write_file(os.path.join(generation.path, "stale"), b"")
+
+
+def drop_generation(store: Store, engine: str, generation: Generation) -> None:
+    discard(generation.path, store.path("units", engine, ".%d.gone" % generation.n))
+
+
 def install(store: Store, engine: str, generation: Generation) -> Trial:
     """Puts a generation's secrets and unit in place and starts it anew."""
     unit = unit_name(engine)
     write_secrets(store, engine, secrets_bytes(store, engine, generation.document["secretsRevision"]))
     before = unit_state(unit)
     since = time.time()
+    if not proxy_stands(store, engine, generation.document):
+        remove_proxy(store, engine)  # it may have the port that the engine is to have
     write_file(store.unit_file(engine), generation.text.encode("utf-8"))
     systemctl("daemon-reload")
     systemctl("enable", unit)
     systemctl("reset-failed", unit)  # fails where the unit was never loaded
+    unlink(os.path.join(generation.path, "stale"))
     ran = systemctl_job("restart", unit)
     state = unit_state(unit)
     if state.invocation == before.invocation:
         state = state._replace(invocation="")  # systemd refused to start it: the run before says nothing of this one
+    start_proxy(store, engine, generation.document)
     return Trial(state, since, (ran.err.strip() or "systemctl restart failed") if ran.status else "")
 
 
 def uninstall(store: Store, engine: str) -> bool:
     """Stops the engine and removes its unit. -> whether there was one."""
     unit = unit_name(engine)
+    remove_proxy(store, engine)
     systemctl_job("disable", "--now", unit)
     systemctl("reset-failed", unit)
     state = unit_state(unit)
     if state.active not in ("inactive", "failed", "unknown"):
         raise Refusal("%s does not stop: it is %s" % (unit, state))
     removed = unlink(store.unit_file(engine))
+    if removed:
+        fsync_dir(store.units_dir)  # before the blobs that it names go
     systemctl("daemon-reload")
     return removed
 
@@ -1696,11 +1896,18 @@ def get(url: str, path: str, key: Optional[str]) -> Tuple[int, bytes]:
 
 
 def request(
-    url: str, path: str, key: Optional[str], body: Optional[Document], seconds: float, attended: bool
+    url: str,
+    path: str,
+    key: Optional[str],
+    body: Optional[Document],
+    seconds: float,
+    attended: bool,
+    certificate: Optional[str] = None,
 ) -> Tuple[int, bytes]:
     """GET, or POST of a JSON body, without proxies or redirects, in `seconds` at most.
 
-    An `attended` one ends when nobody waits for it any more. -> (status, body); (0, b"") where nothing answers.
+    An `attended` one ends when nobody waits for it any more. With a `certificate` (PEM) it is HTTPS, and who shows
+    another one is not asked. -> (status, body); (0, b"") where nothing answers.
     """
     import http.client
     import socket
@@ -1710,6 +1917,8 @@ def request(
     parts = urlsplit(url)
     data = None if body is None else json.dumps(body).encode("utf-8")
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
+    if certificate is not None:
+        connection = pinned_connection(parts.hostname or "", parts.port or 443, seconds)
     ended = threading.Event()
 
     def watch(sock: socket.socket) -> None:
@@ -1723,6 +1932,8 @@ def request(
 
     try:
         connection.connect()
+        if certificate is not None and shown_certificate(connection) != der_of(certificate):
+            return 0, b""
         threading.Thread(target=watch, args=(connection.sock,), daemon=True).start()
         connection.putrequest("GET" if data is None else "POST", parts.path.rstrip("/") + path)
         if key:
@@ -1740,21 +1951,57 @@ def request(
         connection.close()
 
 
+def pinned_connection(host: str, port: int, seconds: float) -> Any:
+    """HTTPS to a proxy of ours on this machine, which its certificate does not name: who it is, its bytes tell."""
+    import http.client
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+
+
+def shown_certificate(connection: Any) -> Optional[bytes]:
+    shown: Optional[bytes] = connection.sock.getpeercert(True)
+    return shown
+
+
+def der_of(chain: str) -> bytes:
+    """The first certificate of a chain."""
+    import ssl
+
+    end = "-----END CERTIFICATE-----"
+    return ssl.PEM_cert_to_DER_cert(chain.partition(end)[0] + end)
+
+
 def unready(document: Document, key: Optional[str]) -> str:
     """What keeps the engine from being ready, "" if it is."""
-    url, models = field(document, "ready.url", str), field(document, "ready.models", dict)
+    url = field(document, "ready.url", str)
     status, _ = get(url, "/health", key)
     if status != 200:
         return "/health answers %d" % status if status else "nothing answers at %s" % url
+    served, fault = served_models(url, key)
+    return fault or other_models(field(document, "ready.models", dict), served)
+
+
+def served_models(url: str, key: Optional[str]) -> Tuple[Mapping[str, Any], str]:
+    """({id: root} as an engine lists its models, "") or ({}, why it does not)."""
     status, body = get(url, "/v1/models", key)
+    if status == 0:
+        return {}, "nothing answers at %s" % url
     if status == 401:
-        return "/v1/models refuses the API key in the secrets" if key else "/v1/models wants an API key"
+        return {}, "/v1/models refuses the API key in the secrets" if key else "/v1/models wants an API key"
     if status != 200:
-        return "/v1/models answers %d" % status
+        return {}, "/v1/models answers %d" % status
     try:
-        served = {str(model["id"]): model.get("root") for model in json.loads(body.decode("utf-8"))["data"]}
+        return {str(model["id"]): model.get("root") for model in json.loads(body.decode("utf-8"))["data"]}, ""
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "/v1/models answers something else than a list of models"
+        return {}, "/v1/models answers something else than a list of models"
+
+
+def other_models(models: Mapping[str, Any], served: Mapping[str, Any]) -> str:
+    """How what is served differs from what is declared, "" if it does not."""
     absent, extra = sorted(set(models) - set(served)), sorted(set(served) - set(models))
     if absent:
         return "/v1/models does not list %s" % absent[0]
@@ -1779,10 +2026,13 @@ def why_over(state: State, trial: Trial, attended: bool) -> str:
     return ""
 
 
-def await_ready(store: Store, engine: str, document: Document, trial: Trial, attended: bool = False) -> str:
+def await_ready(
+    store: Store, engine: str, document: Document, trial: Trial, attended: bool = False, loaded: bool = False
+) -> str:
     """Waits until the engine is ready. -> "", or why it is not and will not be.
 
-    An `attended` trial is over when nobody waits for it any more: Pulumi forgets an activation that it did not see
+    One that was proven before (`loaded`) and answers now lists what it will go on listing: that is not waited for. An
+    `attended` trial is over when nobody waits for it any more: Pulumi forgets an activation that it did not see
     the end of, so what served before has to be what serves after.
     """
     unit, redact = unit_name(engine), redactor(store, engine)
@@ -1803,6 +2053,8 @@ def await_ready(store: Store, engine: str, document: Document, trial: Trial, att
             return over
         if not fault and state.active == "active":
             return ""
+        if loaded and fault.startswith(("/v1/models does not list", "/v1/models lists")):
+            return fault
         now = time.monotonic()
         if now > began + limit:
             return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % (state,))
@@ -2130,6 +2382,7 @@ def check_engine(store: Store, document: Document) -> str:
             raise Refusal("the document's ready.probe.base must be one of its ready.models")
         field(document, "ready.probe.mayEqualBase", list)
     field(document, "port", int)
+    check_proxy(engine, document)
     optional(document, "secretsRevision", int)
     roots = " ".join(root for root in field(document, "ready.models", dict).values() if isinstance(root, str))
     for hexdigest in sorted(set(BLOB_PATH.findall(field(document, "unit.text", str) + " " + roots))):
@@ -2146,15 +2399,23 @@ def rivals_on(store: Store, engine: str, document: Document) -> List[str]:
         if other == engine or not tried or not os.path.exists(store.unit_file(other)):
             continue
         theirs = tried[-1].document
-        if theirs["port"] == document["port"]:
+        for port in sorted(ports_of(theirs) & ports_of(document)):
             if theirs["stack"] != document["stack"]:
                 raise Refusal(
                     "port %d belongs to the engine %s of stack %s: choose another engine.port"
-                    % (document["port"], other, theirs["stack"])
+                    % (port, other, theirs["stack"])
                 )
             if unit_state(unit_name(other)).active not in ("inactive", "failed"):
                 found.append(other)
+            break
     return found
+
+
+def switch(store: Store, engine: str, verb: str) -> None:
+    """`enable` or `disable` an engine, and what stands before it, now and for the next boot."""
+    systemctl_job(verb, "--now", unit_name(engine))
+    if os.path.exists(proxy_unit_file(store, engine)):
+        systemctl_job(verb, "--now", proxy_name(engine))
 
 
 def refuse_taken_port(store: Store, engine: str, document: Document, active: bool) -> None:
@@ -2162,15 +2423,18 @@ def refuse_taken_port(store: Store, engine: str, document: Document, active: boo
     import socket
     from urllib.parse import urlsplit
 
-    ours = {g.document["port"] for g in generations(store, engine)} if active else set()
-    parts = urlsplit(document["ready"]["url"])
-    if document["port"] in ours:
-        return
-    with contextlib.suppress(OSError):
-        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
-        raise Refusal(
-            "another program already answers at %s: stop it, or choose another engine.port" % document["ready"]["url"]
-        )
+    known = [generation.document for generation in generations(store, engine)]
+    ours = {its["port"] for its in known} if active else set()
+    if os.path.exists(proxy_unit_file(store, engine)):
+        ours.update(*(ports_of(its) - {its["port"]} for its in known))
+    urls = [document["ready"]["url"], *([document["proxy"]["url"]] if document.get("proxy") else [])]
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.port in ours:
+            continue
+        with contextlib.suppress(OSError):
+            socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
+            raise Refusal("another program already answers at %s: stop it, or choose another engine.port" % url)
 
 
 def verb_activate(store: Store, document: Document) -> Document:
@@ -2187,15 +2451,21 @@ def verb_activate(store: Store, document: Document) -> Document:
         current = settled(store, engine, document, state)
         if current is not None:
             running = Trial(state, time.time(), "")
-            fault = await_ready(store, engine, document, running)
+            fault = await_ready(store, engine, document, running, loaded=True)
             if not fault:
+                if not is_enabled(unit_name(engine)):
+                    systemctl("enable", unit_name(engine))
                 found: Document = {}
+                renew_proxy(store, engine, current.document, document)
                 if not probed_for(current.document, document):
                     fault, _, found = prove(store, engine, document, running)
                     if fault:
                         raise Refusal("%s runs on as it is, but %s" % (unit_name(engine), fault))
                 with store.lock("activate"):
                     current = write_generation(store, engine, current.n, document)
+                    keep_version(engine, current)
+                    unlink(os.path.join(current.path, "rolled-back"))
+                tidy(store, engine)
                 return report(engine, current, restarted=False, found=found)
             say("the engine runs but is not ready, so it is started again: %s" % redactor(store, engine)(fault))
         with store.lock("activate"):
@@ -2205,30 +2475,50 @@ def verb_activate(store: Store, document: Document) -> Document:
             tried = generations(store, engine)
             good = [g for g in tried if g.proven]
             for killed in [g for g in tried if not g.proven]:
-                remove_tree(killed.path)
-            trial_of = write_generation(store, engine, tried[-1].n + 1 if tried else 1, document)
-            for other in rivals:
-                say("stopping %s, which has this port in this stack" % unit_name(other))
-                systemctl_job("disable", "--now", unit_name(other))
-            trial = install(store, engine, trial_of)
+                drop_generation(store, engine, killed)
+            n = tried[-1].n + 1 if tried else 1
+            try:
+                trial_of = write_generation(store, engine, n, document)
+                for other in rivals:
+                    say("stopping %s, which has this port in this stack" % unit_name(other))
+                    switch(store, other, "disable")
+                trial = install(store, engine, trial_of)
+            except OSError:  # a full disk, say: nothing was restarted
+                with contextlib.suppress(OSError):
+                    for other in rivals:
+                        switch(store, other, "enable")
+                    remove_tree(store.path("units", engine, str(n)))
+                    if good:
+                        in_force = secrets_bytes(store, engine, good[-1].document["secretsRevision"])
+                        write_secrets(store, engine, in_force)
+                raise
         fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
             told = explain(store, engine, trial)
             raise go_back(store, engine, good, trial_of, "did not become ready", fault, told, rivals)
+        fault = proxy_fault(store, engine, document)
+        if fault:
+            raise go_back(store, engine, good, trial_of, "is not kept", fault, ("", []), rivals)
         fault, journalled, found = prove(store, engine, document, trial)
         if fault:
             told = explain(store, engine, trial) if journalled else ("", [])
             raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)
+        keep_version(engine, trial_of)
         write_file(os.path.join(trial_of.path, "proven"), b"")
-        for old in good[: -(KEPT_GENERATIONS - 1)]:
-            remove_tree(old.path)
-        try:
-            with store.lock("activate"):
-                drop_old_secrets(store, engine)
-                collect(store)
-        except Refusal as refusal:
-            say(str(refusal))  # the engine serves all the same
+        tidy(store, engine)
     return report(engine, trial_of, restarted=True, found=found)
+
+
+def tidy(store: Store, engine: str) -> None:
+    """Removes what no generation that is kept needs."""
+    for old in [generation for generation in generations(store, engine) if generation.proven][:-KEPT_GENERATIONS]:
+        drop_generation(store, engine, old)
+    try:
+        with store.lock("activate"):
+            drop_old_secrets(store, engine)
+            collect(store)
+    except Refusal as refusal:
+        say(str(refusal))  # the engine serves all the same
 
 
 def probed_for(before: Document, wanted: Document) -> bool:
@@ -2246,38 +2536,220 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
         return None
     text, revision = document["unit"]["text"], document["secretsRevision"]
     same = (tried[-1].text, tried[-1].document["secretsRevision"]) == (text, revision)
+    if os.path.exists(os.path.join(tried[-1].path, "stale")):
+        say("an adapter or the vLLM that the engine loaded was put there anew, so it is started again")
+        return None
+    version = other_version(engine, tried[-1])
+    if version:
+        say("vLLM %s, so the engine is started again" % version)
+        return None
     in_force = (read_file(store.unit_file(engine)), read_file(secrets_file(store, engine)))
     wanted = (text.encode("utf-8"), secrets_bytes(store, engine, revision))
     return tried[-1] if same and in_force == wanted else None
 
 
-def verb_intact(store: Store, options: Any) -> Document:
-    """Whether an engine is as its last activation left it. -> {"fault": "" or what is not so}."""
-    engine = name_of(options.engine, "engine")
+def is_enabled(unit: str) -> bool:
+    return systemctl("is-enabled", unit).out.strip() == "enabled"
+
+
+def installed_vllm(engine: str) -> str:
+    """The version of vLLM that a start of the unit would run; "" where nobody can tell."""
+    started = systemctl("show", "-p", "ExecStart", unit_name(engine)).out
+    program = re.search(r"\bpath=(/.*?) ; argv\[\]=", started)
+    return vllm_version(program.group(1)) if program else ""
+
+
+def keep_version(engine: str, generation: Generation) -> None:
+    """Remembers which vLLM a generation was proven with; a later one would be another engine under the same unit."""
+    version = installed_vllm(engine).encode("utf-8")
+    path = os.path.join(generation.path, "vllm")
+    if version and read_file(path) != version:
+        write_file(path, version)
+
+
+def other_version(engine: str, generation: Generation) -> str:
+    """How the vLLM that is installed differs from the one that was proven, "" if it does not."""
+    proven = (read_file(os.path.join(generation.path, "vllm")) or b"").decode("utf-8", "replace")
+    installed = installed_vllm(engine) if proven else ""
+    if not installed or installed == proven:
+        return ""
+    return "%s is installed, and %s was proven" % (clean(installed)[:60], clean(proven)[:60])
+
+
+def cut_short(blob: str) -> bool:
+    """Whether a blob has lost an end, as far as the sizes in its own header tell without reading it all."""
+    try:
+        if not all(os.stat(os.path.join(blob, member)).st_size for member in MEMBERS):
+            return True
+        with open(os.path.join(blob, MEMBERS[1]), "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, 100 * PIECE)).decode("utf-8"))
+            end = max(tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__")
+            return bool(os.fstat(file.fileno()).st_size != 8 + length + end)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error, RecursionError):
+        return False  # its digest tells
+
+
+def needed_blobs(store: Store, generation: Generation) -> Dict[str, str]:
+    """Digest -> the models that have it (or what else names it), of what the unit or the references name."""
+    models: Dict[str, Set[str]] = {hexdigest: set() for hexdigest in BLOB_PATH.findall(generation.text)}
+    for model, root in generation.document["ready"]["models"].items():
+        for hexdigest in BLOB_PATH.findall(str(root)):
+            models.setdefault(hexdigest, set()).add(model)
+    with contextlib.suppress(Refusal):  # a damaged reference is told by what needs it
+        for ref in store.refs():
+            if ref.stack == generation.document["stack"] and ref.model in generation.document["ready"]["models"]:
+                models.setdefault(hex_of(ref.digest), set()).add(ref.model)
+    return {hexdigest: ", ".join(sorted(names)) or "the unit" for hexdigest, names in sorted(models.items())}
+
+
+def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[Tuple[str, str]]:
+    """What is wrong with the blobs of an engine; where each is `hashed`, one that was altered is marked for `missing`.
+
+    Where it is not, the sizes alone are looked at.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    needed = needed_blobs(store, generation)
+    there = [name for name in needed if store.has_blob(name)]
+    altered = {name for name in needed if store.is_altered(name)}
+    if hashed:
+        with ThreadPoolExecutor(4) as pool:  # hashlib works without Python's lock
+            whole = {name: pool.submit(is_whole, store, name) for name in there}
+        for name in there:
+            if not whole[name].result():
+                write_file(store.staged(name, ".altered"), b"", 0o600)
+                altered.add(name)
+    else:
+        altered.update(name for name in there if cut_short(store.blob(name)))
+    for name, models in needed.items():
+        if name in altered:
+            yield "blob of " + models, "sha256:%s was altered" % name
+        elif name not in there:
+            yield "blob of " + models, "sha256:%s is gone" % name
+
+
+def drift(store: Store, engine: str, hashed: bool) -> Dict[str, str]:
+    """What of an engine is not as its last activation left it: what -> how it is instead."""
     tried = generations(store, engine)
     if not tried or not tried[-1].proven:
-        return {"fault": "its last activation did not end well"}
-    last = tried[-1]
-    if read_file(store.unit_file(engine)) != last.text.encode("utf-8"):
-        return {"fault": "its unit is gone or was edited"}
-    for hexdigest in sorted(set(BLOB_PATH.findall(last.text))):
-        if not store.has_blob(hexdigest):
-            return {"fault": "the blob sha256:%s is gone" % hexdigest}
-    if read_file(secrets_file(store, engine)) != secrets_bytes(store, engine, last.document["secretsRevision"]):
-        return {"fault": "its secrets are gone or were edited"}
-    state = unit_state(unit_name(engine))
-    enabled = systemctl("is-enabled", unit_name(engine)).out.strip()
-    if state.active != "active" or enabled != "enabled":
-        return {"fault": "its unit is %s and %s" % (state, enabled or "not known to systemd")}
-    return {"fault": ""}
+        return {"activation": "the last one did not end well" if tried else "nothing of this engine is on the pod"}
+    last, unit = tried[-1], unit_name(engine)
+    found = dict(blob_drift(store, last, hashed))
+    installed = read_file(store.unit_file(engine))
+    if installed != last.text.encode("utf-8"):
+        found["unit"] = "is gone" if installed is None else "was edited by hand"
+    revision = last.document["secretsRevision"]
+    kept = read_file(secrets_file(store, engine, revision)) if revision else secrets_bytes(store, engine, 0)
+    if kept is None or read_file(secrets_file(store, engine)) != kept:
+        found["secrets"] = "are gone or were edited by hand"
+    state = unit_state(unit)
+    if state.active != "active":
+        found["engine"] = "does not run: %s" % (state,)
+    else:
+        fault = unready(last.document, read_secrets(store, engine).get("VLLM_API_KEY"))
+        if fault:
+            found["serves"] = redactor(store, engine)(fault)[:300]
+    if not proxy_stands(store, engine, last.document):
+        found["proxy"] = "is gone, was edited by hand or does not run"
+    if not is_enabled(unit):
+        found["at boot"] = "it would not start: its unit is not enabled"
+    version = other_version(engine, last)
+    if version:
+        found["vLLM"] = version
+    found.update(rolled_back(last))
+    return found
+
+
+def digests_of(document: Document) -> Dict[str, Optional[str]]:
+    """Model -> the digest it is served from; None for what is no bundle's."""
+    found: Dict[str, Optional[str]] = {}
+    for model, root in sorted(document["ready"]["models"].items()):
+        match = BLOB_PATH.search(str(root))
+        found[model] = "sha256:" + match.group(1) if match else None
+    return found
+
+
+def rolled_back(generation: Generation) -> Iterator[Tuple[str, str]]:
+    """How what a `rollback` put back differs from what was activated last; nothing if there was none since."""
+    raw = read_file(os.path.join(generation.path, "rolled-back"))
+    if raw is None:
+        return
+    wanted, now = json.loads(raw.decode("utf-8")), digests_of(generation.document)
+    yield "rollback", "what was activated before the last activation serves again"
+    for model in sorted(set(wanted) | set(now)):
+        if model not in now:
+            yield "model " + model, "is not served since the rollback"
+        elif model not in wanted:
+            yield "model " + model, "is served since the rollback"
+        elif wanted[model] != now[model]:
+            short = [(digest or "the base")[-64:][:12] for digest in (now[model], wanted[model])]
+            yield "model " + model, "serves %s instead of %s since the rollback" % tuple(short)
+
+
+def verb_rollback(store: Store, options: Any) -> Document:
+    """Puts back what an engine served before its last activation, and proves it as an activation does."""
+    engine = name_of(options.engine, "engine")
+    good = [g for g in generations(store, engine) if g.proven]
+    patience = LOADING_SPARE_SECONDS + 3 * max([number(g.document, "ready.timeoutSeconds") for g in good] or [0])
+    with store.lock_engine(engine, "rollback", patience):
+        good = [g for g in generations(store, engine) if g.proven]
+        if len(good) < 2:
+            raise Refusal("nothing is kept on this pod that engine %s served before" % engine)
+        previous, last = good[-2:]
+        with store.lock("rollback"):
+            for hexdigest, models in needed_blobs(store, previous).items():
+                if hexdigest in BLOB_PATH.findall(previous.text) and not store.has_blob(hexdigest):
+                    raise Refusal(
+                        "sha256:%s (%s), which was served before, is not on this pod any more" % (hexdigest, models)
+                    )
+            rivals = rivals_on(store, engine, previous.document)
+            if rivals:
+                raise Refusal(
+                    "port %d, which it had before, is %s's now" % (previous.document["port"], unit_name(rivals[0]))
+                )
+            secrets_bytes(store, engine, previous.document["secretsRevision"])
+            for killed in [g for g in generations(store, engine) if not g.proven]:
+                drop_generation(store, engine, killed)
+            document = {**previous.document, "unit": {"name": unit_name(engine), "text": previous.text}}
+            trial_of = write_generation(store, engine, last.n + 1, document)
+            trial = install(store, engine, trial_of)
+        what, journalled = "did not become ready", True
+        fault = await_ready(store, engine, document, trial, attended=True)
+        if not fault:
+            what = "is not kept"
+            fault, journalled = proxy_fault(store, engine, document), False
+        if not fault:
+            fault, journalled, _ = prove(store, engine, document, trial)
+        if fault:
+            told = explain(store, engine, trial) if journalled else ("", [])
+            raise go_back(store, engine, [last], trial_of, what, fault, told, [])
+        wanted, now = digests_of(last.document), digests_of(document)
+        before = read_file(os.path.join(last.path, "rolled-back"))  # of a rollback before this one
+        data = before or json.dumps(wanted, sort_keys=True).encode("utf-8")
+        write_file(os.path.join(trial_of.path, "rolled-back"), data)  # before it counts: it is not what Pulumi knows
+        keep_version(engine, trial_of)
+        write_file(os.path.join(trial_of.path, "proven"), b"")
+        drop_generation(store, engine, last)
+        drop_generation(store, engine, previous)
+    report(engine, trial_of, restarted=True, found={})
+    return {"engine": engine, "unit": unit_name(engine), "models": now, "before": wanted}
+
+
+def verb_intact(store: Store, options: Any) -> Document:
+    """Whether an engine is as its last activation left it, its blobs to the last byte. -> {"drift": {what: how}}."""
+    return {"drift": drift(store, name_of(options.engine, "engine"), hashed=True)}
 
 
 def drop_old_secrets(store: Store, engine: str) -> None:
     """Removes the revisions that no generation was started with; the newest may be for one to come."""
     used = [generation.document["secretsRevision"] for generation in generations(store, engine)]
-    for revision in revisions(store, engine)[:-1]:
-        if revision not in used:
-            unlink(secrets_file(store, engine, revision))
+    old = [secrets_file(store, engine, each) for each in revisions(store, engine)[:-1] if each not in used]
+    proxies = " ".join(
+        g.document["proxy"]["unit"]["text"] for g in generations(store, engine) if g.document.get("proxy")
+    )
+    keys = [tls_key_file(store, engine, name) for name in tls_keys(store, engine)]
+    drop_secrets(store, [*old, *(key for key in keys if os.path.basename(key) not in proxies)])
 
 
 def report(engine: str, generation: Generation, restarted: bool, found: Document) -> Document:
@@ -2305,13 +2777,14 @@ def go_back(
     sentence = "%s %s: %s" % (unit, what, redact(fault))
     if cause and cause not in sentence:
         sentence += ": " + cause
-    remove_tree(failed.path)
+    drop_generation(store, engine, failed)
     serving = []
     if good:
         say("%s %s, so generation %d comes back" % (unit, what, good[-1].n))
         models = sorted(good[-1].document["ready"]["models"])
         try:
             fault = await_ready(store, engine, good[-1].document, install(store, engine, good[-1]))
+            fault = fault or proxy_fault(store, engine, good[-1].document)
         except Refusal as refusal:
             fault = str(refusal)
         if fault:
@@ -2323,7 +2796,7 @@ def go_back(
         uninstall(store, engine)
         remove_if_empty(store.path("units", engine))
     for other in rivals:
-        systemctl_job("enable", "--now", unit_name(other))
+        switch(store, other, "enable")
         serving.append("%s was started again" % unit_name(other))
     now = " and ".join(serving) or "nothing served before it, so the unit is removed"
     return Refusal("%s; %s" % (sentence, now), details)
@@ -2341,10 +2814,9 @@ def remove_state(store: Store, engine: str) -> None:
 
 def forget_engine(store: Store, engine: str) -> bool:
     removed = uninstall(store, engine)
-    unlink(secrets_file(store, engine))
-    remove_if_empty(store.path("secrets"))
+    drop_secrets(store, [secrets_file(store, engine)])
     remove_state(store, engine)
-    remove_tree(store.path("units", engine))
+    discard(store.path("units", engine), store.path("units", ".%s.gone" % engine))
     return removed
 
 
@@ -2356,6 +2828,140 @@ def verb_deactivate(store: Store, options: Any) -> Document:
     with store.lock_engine(engine, "deactivate"), store.lock("deactivate"):
         removed = forget_engine(store, engine)
         return {"engine": engine, "removed": removed, "collected": few(collect(store))}
+
+
+# --- the proxy: what stands before an engine that other machines reach -----------------------------------------------
+
+# vLLM listens on loopback then, at a port of its own, and nginx at the public one: a unit, its configuration and, where
+# it speaks TLS, a certificate, which come in the engine's document as `proxy` and are kept with its generations. Where
+# only they change (a renewed certificate), the engine is left alone.
+
+
+def proxy_name(engine: str) -> str:
+    return "lora-pods-%s-proxy.service" % engine
+
+
+def proxy_unit_file(store: Store, engine: str) -> str:
+    return os.path.join(store.units_dir, proxy_name(engine))
+
+
+def ports_of(document: Document) -> Set[int]:
+    proxy = document.get("proxy")
+    return {document["port"], *([proxy["port"]] if proxy else [])}
+
+
+def check_proxy(engine: str, document: Document) -> None:
+    if optional(document, "proxy", dict) is None:
+        return
+    if field(document, "proxy.unit.name", str) != proxy_name(engine):
+        raise Refusal("the proxy of engine %s must be named %s" % (engine, proxy_name(engine)))
+    field(document, "proxy.unit.text", str)
+    field(document, "proxy.config", str)
+    field(document, "proxy.port", int)
+    secure = optional(document, "proxy.certificate", str) is not None
+    if not field(document, "proxy.url", str).startswith("https://" if secure else "http://"):
+        raise Refusal("the document's proxy.url must begin with https:// where it has a certificate, else with http://")
+
+
+def proxy_files(store: Store, engine: str, document: Document) -> Dict[str, Optional[bytes]]:
+    """What the files of a document's proxy are to hold; None for those that are not to be."""
+    proxy = document.get("proxy") or {}
+    texts = {
+        proxy_unit_file(store, engine): proxy["unit"]["text"] if proxy else None,
+        store.path("proxies", engine + ".conf"): proxy.get("config"),
+        store.path("proxies", engine + ".crt"): proxy.get("certificate"),
+    }
+    return {path: None if text is None else text.encode("utf-8") for path, text in texts.items()}
+
+
+def proxy_stands(store: Store, engine: str, document: Document) -> bool:
+    """Whether a document's proxy is there and runs; where it has none, whether there is none."""
+    if any(read_file(path) != data for path, data in proxy_files(store, engine, document).items()):
+        return False
+    if not document.get("proxy"):
+        return True
+    unit = proxy_name(engine)
+    return unit_state(unit).active == "active" and systemctl("is-enabled", unit).out.strip() == "enabled"
+
+
+def start_proxy(store: Store, engine: str, document: Document) -> None:
+    """Puts a document's proxy there and starts it, unless it stands already: connections to it outlive its engine."""
+    if proxy_stands(store, engine, document):
+        return
+    unit = proxy_name(engine)
+    for path, data in proxy_files(store, engine, document).items():
+        if data is None:
+            unlink(path)
+        else:
+            write_file(path, data)
+    systemctl("daemon-reload")
+    systemctl("enable", unit)
+    systemctl("reset-failed", unit)
+    systemctl_job("restart", unit)
+
+
+def remove_proxy(store: Store, engine: str) -> None:
+    paths = list(proxy_files(store, engine, {}))
+    if not any(map(os.path.exists, paths)):
+        return
+    systemctl_job("disable", "--now", proxy_name(engine))
+    systemctl("reset-failed", proxy_name(engine))
+    for path in paths:
+        unlink(path)
+    remove_if_empty(store.path("proxies"))
+    systemctl("daemon-reload")
+
+
+def renew_proxy(store: Store, engine: str, before: Document, document: Document) -> None:
+    """Gives an engine that runs on the proxy of `document`, or back the one of `before`."""
+    if proxy_stands(store, engine, document):
+        return
+    start_proxy(store, engine, document)
+    fault = proxy_fault(store, engine, document)
+    if fault:
+        start_proxy(store, engine, before)
+        again = proxy_fault(store, engine, before)
+        now = (
+            "the one from before does not come back either: %s" % again if again else "the one from before stands again"
+        )
+        raise Refusal("%s runs on as it is, but %s; %s" % (unit_name(engine), fault, now))
+
+
+def proxy_fault(store: Store, engine: str, document: Document) -> str:
+    """What is wrong with a document's proxy, once its engine answers; "" if nothing is or there is none."""
+    if not document.get("proxy"):
+        return ""
+    unit, since = proxy_name(engine), time.time() - PROXY_SECONDS
+    key = read_secrets(store, engine).get("VLLM_API_KEY")
+    if not key:
+        return "a proxy lets in whoever comes, since there is no API key: set lora-pods:apiKey"
+    deadline = time.monotonic() + PROXY_SECONDS
+    while True:
+        fault = lets_in(document["proxy"], key)
+        state = unit_state(unit)
+        if not fault and state.active == "active":
+            return ""
+        over = state.active in ("failed", "inactive") or state.sub == "auto-restart"
+        if over or time.monotonic() > deadline:
+            last = journal(unit, Trial(state, since, ""), 50)
+            said = [line for line in last if re.search(r"\[emerg\]|Failed at step", line)] or last
+            more = ": %s" % redactor(store, engine)(said[-1])[:300] if said and over else ""
+            return "its proxy %s is %s: %s%s" % (unit, state, fault or "it ended", more)
+        time.sleep(POLL_SECONDS)
+
+
+def lets_in(proxy: Document, key: str) -> str:
+    """How a proxy differs from what it should be to who has the key, and to who has not; "" if it does not."""
+    url, certificate = proxy["url"], proxy.get("certificate")
+    # Of vLLM's own routes /version is one that needs no key and that every release has.
+    for path, given, wanted in (("/v1/models", key, 200), ("/v1/models", None, 401), ("/version", key, 404)):
+        status, _ = request(url, path, given, None, 5, attended=False, certificate=certificate)
+        if not status:
+            return "nothing answers at %s%s" % (url, " with its certificate" if certificate else "")
+        if status != wanted:
+            whose = "with" if given else "without"
+            return "%s%s answers %d %s the API key, and should %d" % (url, path, status, whose, wanted)
+    return ""
 
 
 # --- the pod --------------------------------------------------------------------------------------------------------
@@ -2417,6 +3023,8 @@ def bytes_of_ours(root: str, engine: Optional[str], version: Optional[str]) -> i
 def space_faults(root: str, document: Document) -> Iterator[str]:
     needed = number(document, "needs.diskGiB") * 1024**3
     disk = os.statvfs(existing_parent(root))
+    if getattr(disk, "f_flag", 0) & os.ST_RDONLY:
+        yield "the disk of %s is read-only: find out why (dmesg), and make it writable" % root
     free = disk.f_bavail * disk.f_frsize
     engine, version = optional(document, "needs.engine", str), optional(document, "needs.vllm.version", str)
     if free < needed and free + bytes_of_ours(root, engine, version) < needed:
@@ -2509,6 +3117,7 @@ def verb_prepare(store: Store, document: Document) -> Document:
         faults += python_faults(python, homes_shown)
     if base is not None:
         faults += base_faults(base, homes_shown)
+    faults += proxy_needs(document)
     if version is not None and not re.fullmatch(r"[0-9][0-9A-Za-z.+!_-]*", version):
         faults.append("engine.vllm.version %s is not a version" % shown(version))
     faults = [fault for fault in faults if fault]
@@ -2520,9 +3129,12 @@ def verb_prepare(store: Store, document: Document) -> Document:
         raise Refusal("podctl did not arrive whole: run this again")
     store.make_staging()
     with store.lock("prepare"):
-        path = store.path("bin", "podctl-%s.py" % expected[:12])
-        if read_file(path) != program:
-            write_file(path, program)
+        # The other name is for people: the newest one.
+        for path in (store.path("bin", "podctl-%s.py" % expected[:12]), store.path("bin", "podctl")):
+            if read_file(path) != program:
+                write_file(path, program)
+    if optional(needs, "proxy", bool):
+        install_nginx(store)
     if version is not None:
         python = make_venv(store, version, homes_shown)
     return {
@@ -2534,15 +3146,63 @@ def verb_prepare(store: Store, document: Document) -> Document:
     }
 
 
+def proxy_needs(document: Document) -> Iterator[str]:
+    import shutil
+
+    if optional(document, "needs.proxy", bool) and not os.path.exists(NGINX) and shutil.which("apt-get") is None:
+        yield (
+            "engine.listen opens the engine to other machines, which takes nginx at %s, and there is no apt-get to "
+            "install it: install it there, or let the engine listen on loopback" % NGINX
+        )
+
+
+def install_nginx(store: Store) -> None:
+    """The distribution's nginx, which its security updates reach. Its own service, at port 80, is never started."""
+    if os.path.exists(NGINX):
+        return
+    with hold(store.path(".lock-nginx"), "prepare: installing nginx"):
+        if os.path.exists(NGINX):
+            return
+        apt = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300")
+        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        # A package's service starts as it is installed, unless it is masked; and at the next boot, unless disabled.
+        systemctl("mask", "--runtime", "nginx.service")
+        try:
+            for pause in (*PAUSES, None):
+                try:
+                    watched("fetching the lists of packages", environment, *apt, "update")
+                    break
+                except Refusal as refusal:
+                    # A machine that was just made looks for updates by itself, and apt waits for no other's `update`.
+                    if pause is None or not any("lock" in line for line in refusal.details):
+                        raise
+                    time.sleep(pause)
+            watched("installing nginx", environment, *apt, "install", "--no-install-recommends", "nginx")
+        except Refusal as refusal:
+            raise Refusal(
+                "engine.listen opens the engine to other machines, which takes nginx, and it cannot be installed: %s; "
+                "install it on the pod, or let the engine listen on loopback" % refusal,
+                refusal.details,
+            ) from None
+        finally:
+            systemctl("unmask", "--runtime", "nginx.service")
+        systemctl("disable", "nginx.service")
+
+
 def make_venv(store: Store, version: str, homes_shown: bool) -> str:
     """A venv with this vLLM, made once. It cannot be moved, so a marker beside it says that it is not whole."""
     venv = store.path("venvs", "vllm-" + version)
     marker = venv + ".building"
     python = os.path.join(venv, "bin", "python")
     # Two stacks may prepare one pod at once, and vLLM takes many minutes to arrive.
-    with hold(store.path(".lock-venvs"), "prepare: installing vLLM %s" % version, seconds=3600):
+    with store.hold("prepare: installing vLLM %s" % version, store.path(".lock-venvs"), seconds=3600):
+        installed = read_file(os.path.join(venv, "installed"))
         if os.path.exists(python) and not os.path.exists(marker):
-            return python
+            if installed in (None, vllm_version(python).encode("utf-8")):
+                return python
+            say("%s has another vLLM than was installed there, so it is made anew" % venv)
+            with store.lock("prepare"):
+                mark_stale(store, venv + "/")
         write_file(marker, b"")
         remove_tree(venv)
         environment = {
@@ -2569,7 +3229,9 @@ def make_venv(store: Store, version: str, homes_shown: bool) -> str:
             remove_tree(venv)  # gigabytes that a corrected version would not use; what was downloaded stays
             unlink(marker)
             raise
+        write_file(os.path.join(venv, "installed"), vllm_version(python).encode("utf-8"))
         remove_tree(store.path("cache"))
+        os.sync()  # uv and pip leave that to the kernel, and without the marker all of it counts as whole
         unlink(marker)
         fsync_dir(os.path.dirname(venv))
     return python
@@ -2613,6 +3275,66 @@ def watched(what: str, environment: Mapping[str, str], *argv: str) -> None:
         raise Refusal("%s failed (%s)" % (what, " ".join(argv[:2])), list(tail))
 
 
+class Standing(NamedTuple):
+    """How a unit stands, for people: its state, and since when (seconds since 1970; None where it never changed)."""
+
+    state: str
+    since: Optional[float]
+
+
+def standing(unit: str) -> Standing:
+    changed = re.search(
+        r"^StateChangeTimestampMonotonic=([1-9]\d*)$",
+        systemctl("show", "-p", "StateChangeTimestampMonotonic", unit).out,
+        re.M,
+    )
+    ago = time.monotonic() - int(changed.group(1)) / 1e6 if changed else None
+    return Standing(str(unit_state(unit)), None if ago is None else time.time() - ago)
+
+
+def engine_status(store: Store, engine: str) -> Document:
+    tried = generations(store, engine)
+    now = standing(unit_name(engine))
+    found: Document = {
+        "engine": engine,
+        "unit": unit_name(engine),
+        "state": now.state,
+        "since": None if now.since is None else round(now.since),
+        "enabled": is_enabled(unit_name(engine)),
+        "models": None,
+        "vllm": installed_vllm(engine) or None,
+        "drift": drift(store, engine, hashed=False),
+    }
+    if tried:
+        document = tried[-1].document
+        served, fault = served_models(document["ready"]["url"], read_secrets(store, engine).get("VLLM_API_KEY"))
+        found.update(stack=document["stack"], generation=tried[-1].n, models=None if fault else sorted(served))
+    return found
+
+
+def gpus_in_use() -> List[Document]:
+    """Each GPU's name and memory; MiB, None where its driver does not say."""
+    query = "--query-gpu=name,memory.used,memory.total"
+    ran = run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=20)
+    found: List[Document] = []
+    for line in ran.out.splitlines() if ran.status == 0 else []:
+        name, *memory = line.rsplit(",", 2)
+        used, total = [int(value) if value.strip().isdigit() else None for value in (*memory, "", "")[:2]]
+        found.append({"name": clean(name.strip())[:80], "usedMiB": used, "totalMiB": total})
+    return found
+
+
+def verb_status(store: Store, options: Any) -> Document:
+    """How this pod and its engines stand. Changes nothing, waits for nobody, and hashes nothing."""
+    disk = os.statvfs(existing_parent(store.root))
+    return {
+        "machineId": (read_file("/etc/machine-id") or b"").decode("ascii", "replace").strip(),
+        "disk": {"freeBytes": disk.f_bavail * disk.f_frsize, "totalBytes": disk.f_blocks * disk.f_frsize},
+        "gpus": gpus_in_use(),
+        "engines": [engine_status(store, engine) for engine in listed(store.path("units"))],
+    }
+
+
 def uploads(store: Store) -> Iterator[str]:
     """The bundles that are arriving now. Whose they are cannot be told, so what only lies in staging is nobody's."""
     for name in listed(store.path("staging")):
@@ -2631,18 +3353,22 @@ def verb_remove(store: Store, options: Any) -> Document:
     with store.lock("remove"):
         left = ["model %s of stack %s" % (ref.model, ref.stack) for ref in store.refs()]
         left += ["upload of sha256:%s" % hexdigest for hexdigest in uploads(store)]
-        secrets = {re.sub(r"(\.[0-9]+)?\.env$", "", name) for name in listed(store.path("secrets"))}
+        secrets = {
+            re.sub(r"(\.[0-9]+)?\.env$|\.tls-[0-9a-f]{16}\.key$", "", name) for name in listed(store.path("secrets"))
+        }
         left += ["engine %s" % name for name in sorted(secrets.union(listed(store.path("units"))))]
         if left:
             say("others still use this pod, so nothing is removed: %s" % ", ".join(left))
             return {"removed": False, "left": left}
-        for name in ("bin", "tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "staging"):
-            remove_tree(store.path(name))
         # An engine that never served has no unit any more, but may have downloaded its model.
         prefix = os.path.basename(store.root) + "-"
         for name in listed(os.path.dirname(store.root)):
             if name.startswith(prefix) and not os.path.exists(store.unit_file(name[len(prefix) :])):
                 remove_state(store, name[len(prefix) :])
+        ours = ("tools", "python", "cache", "venvs", "blobs", "refs", "units", "secrets", "proxies", "staging")
+        for name in ours:
+            discard(store.path(name), store.path(".%s.gone" % name))
+        remove_tree(store.path("bin"))  # the last: a machine without podctl is taken to have nothing of ours
         left = listed(store.root)
         for name in os.listdir(store.root):
             if name.startswith(".lock-"):
@@ -2651,6 +3377,33 @@ def verb_remove(store: Store, options: Any) -> Document:
         say("%s holds files that are not ours, so it stays: %s" % (store.root, ", ".join(left)))
     remove_if_empty(store.root)
     return {"removed": True, "left": left}
+
+
+def engine_of(stack: str, base: str) -> str:
+    """What the engine of a stack's base is called: as the program that sends documents calls it (naming.engine_key)."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", base.lower()).strip("-.")[:80]
+    return "%s-%s-%s" % (stack, slug, hashlib.sha256(base.encode("utf-8")).hexdigest()[:8])
+
+
+def verb_leave(store: Store, options: Any) -> Document:
+    """Takes an engine off the pod and all that is there for it, and everything of ours if nobody else uses the pod."""
+    engine = name_of(options.engine, "engine")
+    if not os.path.isdir(store.root):
+        return {"removed": True, "left": []}
+    with store.lock_engine(engine, "leave"), store.lock("leave"):
+        forget_engine(store, engine)
+        drop_secrets(
+            store,
+            [
+                *(secrets_file(store, engine, revision) for revision in revisions(store, engine)),
+                *(tls_key_file(store, engine, name) for name in tls_keys(store, engine)),
+            ],
+        )
+        for stack, base in sorted({(ref.stack, ref.base) for ref in store.refs() if ref.base is not None}):
+            if engine_of(stack, base) == engine:
+                drop_refs(store, stack, base, keep=set())
+        collect(store)
+    return verb_remove(store, options)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------
@@ -2673,7 +3426,10 @@ OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
     "unsecret": verb_unsecret,
     "deactivate": verb_deactivate,
     "intact": verb_intact,
+    "rollback": verb_rollback,
+    "status": verb_status,
     "remove": verb_remove,
+    "leave": verb_leave,
     "verify": verb_verify,
 }
 
@@ -2697,7 +3453,7 @@ def parse(argv: Sequence[str]) -> Any:
         if verb == "unplace":
             sub.add_argument("--stack", required=True)
             sub.add_argument("--base", required=True)
-        if verb in ("unsecret", "deactivate", "intact"):
+        if verb in ("unsecret", "deactivate", "intact", "rollback", "leave"):
             sub.add_argument("--engine", required=True)
     return parser.parse_args(argv)
 
@@ -2709,6 +3465,16 @@ def place_of(error: Exception) -> str:
     return "%s in %s, line %s of podctl" % (type(error).__name__, frame.name, frame.lineno)
 
 
+def whose(given: Mapping[str, Any]) -> str:
+    """For which stack or engine this runs, and from where: for those who have to wait for it."""
+    named = [(kind, given[kind]) for kind in ("stack", "engine") if isinstance(given.get(kind), str)]
+    words = " of %s %s" % (named[0][0], clean(named[0][1])[:120]) if named else ""
+    came_from, user = os.environ.get("SSH_CONNECTION", "").split(), os.environ.get("SUDO_USER")
+    if came_from:
+        return "%s from %s" % (words, clean(came_from[0])[:60])
+    return "%s by %s" % (words, clean(user)[:60]) if user else words  # sudo takes away the other
+
+
 def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = None) -> int:
     options = parse(argv)
     options.stdin = stdin
@@ -2716,15 +3482,19 @@ def main(argv: Sequence[str], stdin: BinaryIO, document: Optional[Document] = No
     try:
         store = Store(options.root, options.units_dir)
         if options.verb in OPTION_VERBS:
+            store.whose = whose(vars(options))
             result = OPTION_VERBS[options.verb](store, options)
         else:
-            result = DOCUMENT_VERBS[options.verb](store, read_document(stdin) if document is None else document)
+            document = read_document(stdin) if document is None else document
+            store.whose = whose(document)
+            result = DOCUMENT_VERBS[options.verb](store, document)
     except Refusal as refusal:
         for line in (str(refusal), *refusal.details):
             say(line, limit=4000)
         return 1
     except OSError as error:
-        say("podctl %s failed: %s: %s" % (options.verb, error.filename or "this pod", error.strerror or error))
+        what = "podctl %s failed: %s: %s" % (options.verb, error.filename or "this pod", error.strerror or error)
+        say(of_the_disk(store.root, error) or what)
         return 1
     except Exception as error:
         # The message of an error nobody foresaw may hold a secret; where it happened does not.

@@ -144,7 +144,7 @@ def machine(ec2: Ec2, pod: Pod, settings: Settings, stack: str, opts: pulumi.Res
             private_key=pulumi.Output.secret(private_key),
         ),
         identity=pulumi.Output.format("{0} {1}", host_key.public_key.apply(fingerprint), instance.id),
-        endpoint=pulumi.Output.format("http://{0}:{1}/v1", reached_at, pod.engine.port),
+        endpoint=pulumi.Output.format("{0}://{1}:{2}/v1", pod.scheme, reached_at, pod.engine.port),
         resource=instance,
         ready=tuple(ready),
         patience=PATIENCE,

@@ -81,8 +81,14 @@ class GpuPod(pulumi.ComponentResource):
             key,
             self.machine,
             not self.switched_off,
-            self._options(parent=self, after=self.machine.ready),
+            pulumi.ResourceOptions.merge(
+                self._options(parent=self, after=self.machine.ready),
+                # Where somebody forces a replacement, the old one's delete must not take what the new one leads to.
+                pulumi.ResourceOptions(delete_before_replace=True),
+            ),
         )
+        # What takes everything off the pod at once, and knows what to do where the pod is gone.
+        self._goes_with = self.machine.resource or reached
         connection = replace(self.machine.connection, plugin_host_key=reached.plugin_host_key)
         identity = pulumi.Output.format("{0} {1}", self.machine.identity, reached.machine)
         self.machine = replace(self.machine, connection=connection, identity=identity)
@@ -110,6 +116,7 @@ class GpuPod(pulumi.ComponentResource):
     def options(self, parent: pulumi.Resource, after: Sequence[pulumi.Resource | None] = ()) -> pulumi.ResourceOptions:
         """Options of what lives on this pod: where the machine goes with its resource, nothing is undone by hand."""
         options = self._options(parent, after)
+        options.deleted_with = self._goes_with
         if self.switched_off:
             options.ignore_changes = ["*"]
         return options
@@ -131,6 +138,7 @@ def _needs(pod: Pod, key: str) -> dict[str, Any]:
         "diskGiB": engine.disk_gi_b or 1.0,
         "engine": key,
         "gpu": pod.device == "gpu",
+        **({"proxy": True} if pod.proxied else {}),
         "python": None if engine.vllm else pod.python,
         # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute
         # into its start with less.

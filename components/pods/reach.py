@@ -7,6 +7,7 @@ words of its SSH library. So the connection is made here first, where each cause
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,24 +15,32 @@ from typing import TYPE_CHECKING, Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
-from components.core.errors import UserError
+from components.core.errors import UserError, printable
+from components.core.naming import POD_ROOT, unit_name
+from components.on_pod.boot import podctl_source
 from components.pods.contract import PATIENCE, Machine
 from components.pods.credentials import private_key_text
 from components.provider import Provider
-from components.remote import podctl_line
+from components.remote import leave_line, podctl_line
 
 if TYPE_CHECKING:
-    from components.ssh import Greeting
+    from components.ssh import Address, Greeting
 
-# What a refresh records of a pod that is not as it was left.
+# What a refresh of earlier releases recorded of a pod that is not as it was left; now it is `drift`, one by one.
 OTHER = "not as the last activation left it"
+LEAVING_PATIENCE = 30.0
 NEVER_REACHED = "switched off before it was ever reached"
+# A refresh goes on without what does not answer.
+REFRESH_PATIENCE = 10
+_said: set[str] = set()
 
 
 class ReachedPodProvider(Provider):
     """Create and update connect; an unchanged connection is not tried. A refresh looks again.
 
-    Nothing of this holds while the machine is switched off: what is known of it stays as it is.
+    What it finds is `drift` then: what -> how it is instead of as it was left. It is among the inputs as well, since
+    Pulumi takes what a program does not say for a difference: so each has its own line, in the refresh and in the next
+    preview. Nothing of this holds while the machine is switched off: what is known of it stays as it is.
     """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
@@ -42,40 +51,112 @@ class ReachedPodProvider(Provider):
         return CreateResult(props["connection"]["address"], outs)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        return UpdateResult({**_olds, "running": False} if _off(_news) else self._reached(_news))
+        if _off(_news):
+            return UpdateResult({**_olds, "running": False})
+        reached = self._reached(_news)
+        # Here, since asyncssh takes a third of a second to load.
+        from components.ssh import Address
+
+        before, now = Address.of(_olds["connection"]), Address.of(_news["connection"])
+        if before.address != now.address and (before.host_key != now.host_key or not now.host_key):
+            print(f"{now} takes the place of {before}. Where that lives, {_left_on(before, _olds)}")
+        return UpdateResult(reached)
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        """Takes off the pod all that the stack has there for this engine.
+
+        A pod that is gone holds nobody up: the stack forgets it, and says what it may have left.
+        """
+        if _off(_props):
+            return
+        from components.ssh import Address, Gone
+
+        address = Address.of(_props["connection"])
+        key = private_key_text(_props["connection"]["credential"], self.settings())
+        try:
+            left = asyncio.run(_leave(address, key, _props["engine"])).get("left")
+            if left:
+                print(f"{address} stays as it is, for others still use it: {printable(', '.join(left), 2000)}")
+        except Gone as gone:
+            print(f"warning: {gone.what}, so it is forgotten as it is. Where it lives, {_left_on(address, _props)}")
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
         if _off(_olds) or _off(_news):
             return DiffResult(changes=_off(_olds) != _off(_news))
+        found = _olds.get("drift") or {}
+        # Without --diff, Pulumi shows that there is a difference, and not which.
+        for what, how in found.items():
+            _say(f"drift of {_olds['engine']}: {what}: {how}")
+        drifted = bool(found) or _olds["machine"] == OTHER
         other = any(_olds.get(key) != _news.get(key) for key in ("connection", "incarnation"))
-        return DiffResult(changes=other or _olds["machine"] == OTHER)
+        return DiffResult(changes=other or drifted)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
         if _off(props):
             return ReadResult(id_, props)
         try:
-            greeting = self._greeting({**props, "patience": PATIENCE})
-        except UserError:
-            # Not to be reached just now: that says nothing of what is on it.
+            found, key = self._drift(props)
+        except UserError as error:
+            _say(f"warning: the pod of {props['engine']} was not looked at: {error}")
             return ReadResult(id_, props)
-        same = props["machine"].split()[0] == greeting.machine_id and greeting.answer.get("fault") == ""
-        found = props["machine"] if same else OTHER
-        return ReadResult(id_, {**props, "machine": found, "plugin_host_key": greeting.plugin_host_key})
+        kept = {name: value for name, value in props.items() if name != "drift"}
+        told = {"drift": found} if found else {}
+        inputs = {**kept, "machine": None, "plugin_host_key": None}
+        return ReadResult(id_, {**kept, **told, "plugin_host_key": key}, inputs={**inputs, **told})
+
+    def _drift(self, props: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+        """What is not as it was left, and the host key that the command plugin is shown."""
+        from components.ssh import OtherHostKey
+
+        question = podctl_line(props["connection"]["user"], "intact", ["--engine", props["engine"]])
+        try:
+            greeting = self._greeting(props, REFRESH_PATIENCE, question)
+        except OtherHostKey as error:
+            return {"host key": str(error)}, props["plugin_host_key"]
+        before = props["machine"].split()[0]
+        if props["machine"] != OTHER and before != greeting.machine_id:
+            other = f"is another one, {printable(greeting.machine_id, 40)} in /etc/machine-id instead of {before}"
+            return {"machine": other}, greeting.plugin_host_key
+        found = greeting.answer.get("drift")
+        if not isinstance(found, dict):
+            found = {"podctl": "is not on the pod, or is another release's, or cannot be run there"}
+        told = {printable(what): printable(how, 500) for what, how in found.items()}
+        return told, greeting.plugin_host_key
 
     def _reached(self, props: Mapping[str, Any]) -> dict[str, Any]:
-        greeting = self._greeting(props)
+        greeting = self._greeting(props, float(props.get("patience", PATIENCE)), "true")
         machine = f"{greeting.machine_id} reached {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"
         return {**props, "machine": machine, "plugin_host_key": greeting.plugin_host_key}
 
-    def _greeting(self, props: Mapping[str, Any]) -> Greeting:
+    def _greeting(self, props: Mapping[str, Any], patience: float, question: str) -> Greeting:
         # Here, since asyncssh takes a third of a second to load and a preview reaches no pod.
         from components.ssh import Address, greet
 
         described = props["connection"]
         key = private_key_text(described["credential"], self.settings())
-        question = podctl_line(described["user"], "intact", ["--engine", props["engine"]])
-        patience = float(props.get("patience", PATIENCE))
         return asyncio.run(greet(Address.of(described), key, question, patience))
+
+
+async def _leave(address: Address, key: str, engine: str) -> dict[str, Any]:
+    from components.ssh import open_session
+
+    async with open_session(address, key, LEAVING_PATIENCE) as session:
+        return await session.stream(leave_line(address.user, engine), [podctl_source().encode()])
+
+
+def _left_on(address: Address, props: Mapping[str, Any]) -> str:
+    engine, sudo = props["engine"], "" if address.user == "root" else "sudo "
+    return (
+        f"{unit_name(engine)} serves on there, from {POD_ROOT}; to take both off, log in as {address.user} and run: "
+        f"{sudo}python3 {POD_ROOT}/bin/podctl leave --engine {engine}"
+    )
+
+
+def _say(line: str) -> None:
+    """Once in a preview or an update: Pulumi shows what a provider of this kind writes to standard error."""
+    if line not in _said:
+        _said.add(line)
+        print(line, file=sys.stderr, flush=True)
 
 
 def _off(props: Mapping[str, Any]) -> bool:

@@ -13,13 +13,14 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from components.core.errors import UserError, printable
 from components.core.ssh_key import fingerprint, normalise_host_key
@@ -31,6 +32,8 @@ from components.remote import Connection
 from components.settings import Pod, Sandbox, Settings
 from components.stack_files import stack_directory
 
+# What a refresh records in place of since when a container runs.
+GONE, STOPPED = "the container is gone", "the container is stopped"
 KEYS_IN_CONTAINER = "/etc/lora-pods-keys"
 _SPEC_LABEL = "lora-pods.spec"
 # The stack directory whose `pulumi up` made the container: two checkouts may have stacks of the same name.
@@ -98,6 +101,16 @@ class SandboxContainerProvider(Provider):
             changes=bool(changed) or other, replaces=changed, delete_before_replace=True, stables=["name"]
         )
 
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """Of a container that is gone its resource stays: what is on it is undone with it, or made anew."""
+        state = _inspect(container_engine(), id_)
+        if state is not None and (_off(props) or state["State"]["Running"]):
+            return ReadResult(id_, props)  # what else may differ, every preview compares
+        found = GONE if state is None else STOPPED
+        # Without --diff, Pulumi shows that there is a difference, and not which.
+        print(f"drift of {props['name']}: sandbox: {found}", file=sys.stderr, flush=True)
+        return ReadResult(id_, {**props, "started": found})
+
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
         engine = container_engine()
         state = _inspect(engine, _props["name"])
@@ -136,6 +149,13 @@ class SandboxContainer(Resource, module="lora-pods", name="SandboxContainer"):
         if not running:
             props["running"] = False
         super().__init__(SandboxContainerProvider(), name, props, opts)
+
+
+def ssh_port(stack: str) -> int | None:
+    """The port of this machine that leads to the sshd of a stack's sandbox; None where it does not run."""
+    state = _inspect(container_engine(), f"lora-pods-{stack}")
+    bindings = (state["NetworkSettings"].get("Ports") or {}).get("22/tcp") if state else None
+    return int(bindings[0]["HostPort"]) if state and state["State"]["Running"] and bindings else None
 
 
 def remove_left_over(stack: str, checkout: Path) -> bool:

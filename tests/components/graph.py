@@ -64,7 +64,7 @@ def register(config: Any, stack: str = "acme", last: Last | None = None) -> tupl
     asyncio.set_event_loop(asyncio.new_event_loop())
     pulumi.runtime.set_mocks(recorder, project="lora-pods", stack=stack)
     keys = {f"lora-pods:{key}": str(value) for key, value in config.items()}
-    secret = [f"lora-pods:{key}" for key in SECRETS]
+    secret = [f"lora-pods:{key}" for key in SECRETS if key in config]
     pulumi.runtime.set_all_config(keys, secret)
     exported: dict[str, Any] = {}
 

@@ -15,6 +15,7 @@ from components.settings import SECRETS, Model, Pod, load
 from tests.components.test_settings import PRIVATE_KEY, Config
 
 ROOT = Path(__file__).resolve().parents[2]
+TLS_KEY = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
 EXAMPLE = ROOT / "stacks" / "Pulumi.example.yaml"
 
 
@@ -33,7 +34,7 @@ def test_it_loads(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     short = {key.removeprefix("lora-pods:"): value for key, value in config.items()}
-    settings = load(Config(short, sshPrivateKey=PRIVATE_KEY, apiKey="key"))
+    settings = load(Config(short, sshPrivateKey=PRIVATE_KEY, apiKey="key", tlsKey=TLS_KEY))
     kinds = [type(pod.host or pod.ec2 or pod.sandbox).__name__ for pod in settings.pods]
     assert kinds == ["Host", "Ec2", "Sandbox"]
     assert settings.directory == ROOT / "stacks"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pulumi
 import pytest
 
 from components.bundles import AdapterBundleProvider, BundleUploadProvider
@@ -19,6 +20,7 @@ from components.settings import SettingsError
 from tests.components.graph import Registered, register
 from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
 from tests.support.adapters import seeded_adapter
+from tests.support.certificates import self_signed
 
 BASE = "org/base"
 # How Pulumi's protocol marks a secret value: sdk/python/lib/pulumi/runtime/rpc.py.
@@ -130,6 +132,23 @@ def test_what_a_pod_is_told(project: Path) -> None:
     }
 
 
+def test_any_host_key_is_accepted_only_where_that_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda text, *_, **__: warned.append(text))
+    register(stack_file())
+    assert [text for text in warned if "host key" in text] == []
+
+    host = {"address": "10.0.0.7", "insecureHostKey": True}
+    registered, _ = register(stack_file(pods=[{"base": BASE, "host": host, "engine": ENGINE}], models=[]))
+    assert [text for text in warned if "host key" in text] == [
+        "10.0.0.7: insecureHostKey accepts any host key, so whoever answers there is sent the engine's secrets and the "
+        "adapters; set hostKey to what the machine says of itself."
+    ]
+    assert one(registered, f"{BASE}-reach")["connection"]["hostKey"] == ""
+    connection = one(registered, f"{BASE}-activate")["connection"]["value"]
+    assert "hostKey" not in connection
+
+
 def test_a_user_who_is_not_root_goes_through_sudo(project: Path) -> None:
     pods = [{"base": BASE, "host": {**HOST, "user": "ops"}, "engine": ENGINE}]
     registered, _ = register(stack_file(pods=pods, models=[]))
@@ -172,19 +191,82 @@ def test_what_systemd_could_not_pass_on_is_a_fault_of_the_stack_file(project: Pa
 
 
 @pytest.mark.parametrize(
-    ("address", "listen", "endpoint", "probed"),
+    ("address", "listen", "endpoint", "vllm", "proxy"),
     [
-        ("10.0.0.7", "::1", "http://127.0.0.1:8000/v1", "http://[::1]:8000"),
-        ("10.0.0.7", "0.0.0.0", "http://10.0.0.7:8000/v1", "http://127.0.0.1:8000"),
-        ("2001:db8::7", "::", "http://[2001:db8::7]:8000/v1", "http://[::1]:8000"),
-        ("pod.example", "10.1.2.3", "http://pod.example:8000/v1", "http://10.1.2.3:8000"),
+        ("10.0.0.7", "::1", "http://127.0.0.1:8000/v1", "http://[::1]:8000", None),
+        ("10.0.0.7", "0.0.0.0", "http://10.0.0.7:8000/v1", "http://127.0.0.1:18000", "http://127.0.0.1:8000"),
+        ("2001:db8::7", "::", "http://[2001:db8::7]:8000/v1", "http://127.0.0.1:18000", "http://[::1]:8000"),
+        ("pod.example", "10.1.2.3", "http://pod.example:8000/v1", "http://127.0.0.1:18000", "http://10.1.2.3:8000"),
     ],
 )
-def test_where_an_engine_is_reached(project: Path, address: str, listen: str, endpoint: str, probed: str) -> None:
+def test_where_an_engine_is_reached(
+    project: Path, address: str, listen: str, endpoint: str, vllm: str, proxy: str | None
+) -> None:
     pods = [{"base": BASE, "host": {**HOST, "address": address}, "engine": {**ENGINE, "listen": listen}}]
     registered, exported = register(stack_file(pods=pods, models=[]))
     assert exported["engines"][BASE]["endpoint"] == endpoint
-    assert json.loads(one(registered, f"{BASE}-activate")["stdin"])["ready"]["url"] == probed
+    activate = json.loads(one(registered, f"{BASE}-activate")["stdin"])
+    assert activate["ready"]["url"] == vllm
+    assert (activate.get("proxy") or {}).get("url") == proxy
+    prepare = json.loads(one(registered, f"{BASE}-prepare")["stdin"])
+    assert prepare["needs"].get("proxy") == (True if proxy else None)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", lambda text, **_: told.append(text))
+    return told
+
+
+def test_a_public_engine_stands_behind_a_proxy(project: Path, warned: list[str]) -> None:
+    pods = [{"base": BASE, "host": HOST, "engine": {**ENGINE, "listen": "0.0.0.0"}}]
+    registered, _ = register(stack_file(pods=pods, models=[]))
+    activate = json.loads(one(registered, f"{BASE}-activate")["stdin"])
+    unit = activate["unit"]["name"].removesuffix(".service")
+    assert activate["port"] == 18000
+    assert " --host 127.0.0.1" in activate["unit"]["text"]
+    assert " --port 18000" in activate["unit"]["text"]
+    assert activate["proxy"]["unit"]["name"] == f"{unit}-proxy.service"
+    assert (activate["proxy"]["port"], activate["proxy"]["certificate"]) == (8000, None)
+    assert "listen 0.0.0.0:8000;" in activate["proxy"]["config"]
+    assert warned == [
+        "0.0.0.0:8000 has no TLS: the API key, questions and answers can be read on the way. Give engine.tls a "
+        "certificate, unless only a network of your own reaches it."
+    ]
+
+
+def test_a_certificate_goes_along_and_its_key_apart(project: Path, warned: list[str]) -> None:
+    certificate, key = self_signed("acme")
+    (project / "stacks" / "acme.pem").write_text("whatever stands before it\n" + certificate)
+    engine = {**ENGINE, "listen": "0.0.0.0", "port": 443, "tls": {"certificate": "acme.pem"}}
+    pods = [{"base": BASE, "host": HOST, "engine": engine}]
+    registered, exported = register(stack_file(pods=pods, models=[], tlsKey=key))
+    assert exported["engines"][BASE]["endpoint"] == "https://10.0.0.7:443/v1"
+    proxy = json.loads(one(registered, f"{BASE}-activate")["stdin"])["proxy"]
+    assert (proxy["certificate"], proxy["url"]) == (certificate, "https://127.0.0.1:443")
+    assert warned == []
+    secrets = one(registered, f"{BASE}-secrets")["stdin"]
+    assert secrets[SECRET_SIGNATURE] == SECRET_VALUE
+    tls = json.loads(secrets["value"])["tls"]
+    assert tls["key"] == key
+    assert f"-{tls['name']}.key " in proxy["unit"]["text"]
+    for item in registered:
+        inputs = {name: value for name, value in item.inputs.items() if not item.name.endswith("-secrets")}
+        assert key.splitlines()[1] not in json.dumps(inputs)
+
+
+def test_faults_of_a_certificate_are_told_with_the_others(project: Path) -> None:
+    (project / "stacks" / "acme.pem").write_text(self_signed("acme")[0])
+    engine = {**ENGINE, "listen": "0.0.0.0", "args": {"chatTemplate": "a\nb"}, "tls": {"certificate": "acme.pem"}}
+    pods = [{"base": BASE, "host": HOST, "engine": engine}]
+    with pytest.raises(SettingsError) as caught:
+        register(stack_file(pods=pods, models=[], tlsKey=self_signed("other")[1]))
+    assert caught.value.faults[0] == (
+        "pods[0].engine: tls.certificate: acme.pem: belongs to another key than lora-pods:tlsKey; its own certificate "
+        "must come first"
+    )
+    assert caught.value.faults[1].startswith("pods[0].engine: the argument ")
 
 
 def test_another_ready_timeout_restarts_nothing(project: Path) -> None:

@@ -246,7 +246,7 @@ def test_faults_of_the_stack_file_come_first(project: Path, capsys: pytest.Captu
 
 SLIPS = {
     "lora-pods:modles": "modles: unknown key; known here: pods, models, store, running, requireLock, sshPrivateKey, "
-    "apiKey, hfToken",
+    "apiKey, hfToken, tlsKey",
     "Lora-pods:models": "Lora-pods:models: is read by nobody; our keys begin with lora-pods: (did you mean "
     "lora-pods:models?)",
     "lora_pods:modles": "lora_pods:modles: is read by nobody; our keys begin with lora-pods: (did you mean "

@@ -127,9 +127,9 @@ def test_each_step_waits_for_the_one_before(kind: str, project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "resource"), [("host", ""), ("sandbox", "lora-pods-acme"), ("ec2", f"{BASE}-instance")]
+    ("kind", "resource"), [("host", f"{BASE}-reach"), ("sandbox", "lora-pods-acme"), ("ec2", f"{BASE}-instance")]
 )
-def test_what_is_on_a_machine_of_ours_goes_with_it(kind: str, resource: str, project: Path) -> None:
+def test_what_is_on_a_machine_goes_with_it_or_with_the_way_to_it(kind: str, resource: str, project: Path) -> None:
     this = planned(kind)
     on_it = [item for item in this.declared if item.type.split(":")[-1] in ("Command", "BundleUpload")]
     assert {item.deleted_with for item in on_it} == {resource}

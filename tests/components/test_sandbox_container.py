@@ -221,6 +221,37 @@ def test_what_happened_without_pulumi_is_an_update(
     assert (difference.changes, difference.replaces) == (True, [])
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "told"),
+    [
+        pytest.param(lambda engine: engine.containers.clear(), "the container is gone", id="gone"),
+        pytest.param(lambda engine: engine.stop(NAME), "the container is stopped", id="stopped"),
+    ],
+)
+def test_a_refresh_says_what_happened_to_a_container(
+    engine: Engine,
+    enter: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    meanwhile: Callable[[Engine], object],
+    told: str,
+) -> None:
+    enter("one")
+    made = PROVIDER.create(PROPS)
+    assert made.outs is not None
+    read = PROVIDER.read(made.id, made.outs)
+    assert (read.id, read.outs, capsys.readouterr().err) == (made.id, made.outs, "")
+    meanwhile(engine)
+
+    read = PROVIDER.read(made.id, made.outs)
+
+    assert (read.id, read.outs) == (made.id, {**made.outs, "started": told}), "what is on it is undone with it"
+    assert capsys.readouterr().err == f"drift of {NAME}: sandbox: {told}\n"
+    assert PROVIDER.diff(made.id, read.outs or {}, PROPS).changes is True
+    off = {**made.outs, "running": False}
+    if engine.containers:
+        assert PROVIDER.read(made.id, off).outs == off, "one that is to be off may be stopped"
+
+
 def test_an_update_tells_the_new_ports(engine: Engine, enter: Callable[[str], Path]) -> None:
     enter("one")
     made = PROVIDER.create(PROPS)

@@ -82,7 +82,7 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         "pods[3].engine.port: Input should be a valid integer",
         "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryGiB, "
         "gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, python, "
-        "readyTimeoutSeconds, vllm",
+        "readyTimeoutSeconds, tls, vllm",
         "pods[4]: give exactly one kind of pod: `host: {address: …, hostKey: …}`, `sandbox: {}` or `ec2: {…}`",
         "models[1].id: acme-v1 is also models[0]; each id names one model",
         "models[2].id: 'org/base' cannot be used; an id has 1 to 96 letters, digits, dots, dashes and underscores, and "
@@ -178,6 +178,22 @@ def test_a_host_key_as_tools_print_it(pasted: str) -> None:
     settings = load(Config(pods=[{**POD, "host": {**HOST, "hostKey": pasted}}], sshPrivateKey=PRIVATE_KEY))
     assert settings.pods[0].host is not None
     assert settings.pods[0].host.host_key == HOST_KEY
+
+
+def test_any_host_key_takes_a_word_of_its_own() -> None:
+    def host(**more: Any) -> dict[str, Any]:
+        return {"pods": [{**POD, "host": {"address": "10.0.0.7", **more}}]}
+
+    loaded = load(Config(**host(insecureHostKey=True), sshPrivateKey=PRIVATE_KEY)).pods[0].host
+    assert loaded is not None
+    assert (loaded.insecure_host_key, loaded.host_key) == (True, "")
+    assert faults(**host(insecureHostKey=False)) == ["pods[0].host.hostKey: is missing"]
+    assert faults(**host(hostKey=HOST_KEY, insecureHostKey=True)) == [
+        "pods[0].host: give `hostKey`, or `insecureHostKey: true`, not both"
+    ]
+    (fault,) = faults(**host(hostKey=""))
+    assert fault.startswith("pods[0].host.hostKey: one key is wanted")
+    assert len(faults(**host(insecureHostKey="yes"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -293,4 +309,53 @@ def test_a_store_and_whether_machines_are_on() -> None:
     assert faults(pods=[POD], store="bucket", running="off") == [
         "store: must be s3://BUCKET/PREFIX, and may end with ?region=…&endpoint=…&profile=…",
         "running: must be true or false",
+    ]
+
+
+def test_a_public_engine_takes_two_ports() -> None:
+    public = {**ENGINE, "listen": "0.0.0.0"}
+    other = {"base": "org/other", "host": HOST}
+    assert faults(
+        pods=[{**POD, "engine": public}, {**other, "engine": {**ENGINE, "port": 18000}}],
+        apiKey="key",
+    ) == ["pods[1].engine.port: 18000 on 10.0.0.7 is taken by pods[0]; give each engine of a machine its own port"]
+    assert faults(
+        pods=[{**POD, "engine": {**ENGINE, "port": 18000}}, {**other, "engine": public}],
+        apiKey="key",
+    ) == [
+        "pods[1].engine.port: 8000, and vLLM's own beside it (18000) on 10.0.0.7 is taken by pods[0]; give each engine "
+        "of a machine its own port"
+    ]
+    settings = load(
+        Config(
+            pods=[{**POD, "engine": {**public, "port": 60000}}, {**other, "engine": ENGINE}],
+            sshPrivateKey=PRIVATE_KEY,
+            apiKey="key",
+        )
+    )
+    assert [(pod.proxied, pod.vllm_listen, pod.ports) for pod in settings.pods] == [
+        (True, "127.0.0.1", (60000, 50000)),
+        (False, "127.0.0.1", (8000,)),
+    ]
+
+
+def test_a_sandbox_needs_no_proxy() -> None:
+    (pod,) = load(Config(pods=[{"base": "org/base", "sandbox": {}}])).pods
+    assert (pod.proxied, pod.vllm_listen, pod.ports) == (False, "0.0.0.0", (8000,))
+
+
+def test_a_certificate_is_for_a_public_engine_and_needs_its_key() -> None:
+    tls = {"tls": {"certificate": "acme.pem"}}
+    pods = [
+        {**POD, "engine": {**ENGINE, **tls}},
+        {"base": "org/s", "sandbox": {}, "engine": tls},
+        {"base": "org/o", "host": {**HOST, "address": "10.0.0.8"}, "engine": {**ENGINE, **tls, "listen": "10.0.0.8"}},
+    ]
+    assert faults(pods=pods, apiKey="key") == [
+        "pods[0].engine.tls: is for an engine that other machines reach; give `listen`, too, or leave it out",
+        "pods[1].engine.tls: is for an engine that other machines reach; a sandbox's port is this machine's own",
+        "pods[2].engine.tls: needs the key of its certificate: `pulumi config set --secret tlsKey < privkey.pem`",
+    ]
+    assert faults(pods=[POD], tlsKey="~/privkey.pem") == [
+        "tlsKey: no private key in PEM; store the file's text: `pulumi config set --secret tlsKey < privkey.pem`"
     ]

@@ -102,6 +102,18 @@ def test_another_host_key_is_told_at_once() -> None:
     asyncio.run(run())
 
 
+def test_any_host_key_is_accepted_where_none_is_pinned() -> None:
+    async def run() -> None:
+        async with server(swallow, host_key=STRANGER) as address:
+            anyone = Address(address.address, address.port, address.user, "")
+            async with open_session(anyone, text(CLIENT)) as session:
+                assert (await session.call("podctl", {}))["received"] == 2
+            greeting = await greet(anyone, text(CLIENT), "true")
+            assert greeting.plugin_host_key == ""
+
+    asyncio.run(run())
+
+
 def test_nothing_listening_is_tried_again_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "CONNECT_SECONDS", 0.2)
     monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.05)

@@ -20,7 +20,7 @@ from components.core.engine_plan import EngineOptions, PlannedAdapter, plan_engi
 from components.core.naming import blob_path, engine_key, unit_name
 from components.on_pod import podctl
 from components.render import render_unit
-from tests.support.machines import Machine, call, container_engine
+from tests.support.machines import MOST_EXPOSED, Machine, call, container_engine
 from tests.unit.podctl.pods import bundle, digest_of
 
 pytestmark = pytest.mark.vllm
@@ -120,6 +120,7 @@ def test_tells_what_applies_from_what_does_not(machine: Machine) -> None:
     assert "2 adapters answer otherwise than their base" in served.lines
     assert "none, wrong answer exactly as their base does, as mayEqualBase allows" in served.lines
     assert machine.ask("trained") != machine.ask(BASE) == machine.ask("wrong")
+    assert machine.exposure(UNIT) <= MOST_EXPOSED
 
     # Without leave, the same engine is asked again; it runs on, and what is wrong is named.
     refused = activate(["none"], *everything)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import BASE, Client, Key
+from tests.engine.test_drift import lora
 from tests.support.adapters import BASE_CONFIG
 from tests.support.machines import STANDIN_IMAGE, call
 from tests.support.stacks import Checkout
@@ -55,9 +56,16 @@ def test_its_whole_life(client: Client) -> None:
     assert served(client) == {BASE, "acme-v1"}
     (made,) = containers(client)
     assert client.stack.up("--expect-no-changes").changes == {}
+    code, said = lora(client, "status", "-s", client.stack.name)
+    assert (code, said.splitlines()[2]) == (0, f"  serves {BASE}, acme-v1")
 
     # The machine was rebooted: the container is there, and stopped.
     call("stop", f"lora-pods-{client.stack.name}")
+    assert lora(client, "status", "-s", client.stack.name) == (
+        1,
+        f"{BASE}  NOT REACHED: the container lora-pods-{client.stack.name} is not there, or does not run: "
+        "`pulumi up` starts it\n",
+    )
     assert client.stack.preview().changes[f"SandboxContainer lora-pods-{client.stack.name}"] == "update"
     client.stack.up()
     assert containers(client) == [made]
@@ -71,6 +79,9 @@ def test_its_whole_life(client: Client) -> None:
 
     # Somebody removed it: everything arrives again.
     call("rm", "--force", f"lora-pods-{client.stack.name}")
+    seen = client.stack.refresh("--diff").output
+    assert '=> "the container is gone"' in seen
+    assert f"drift of lora-pods-{client.stack.name}: sandbox: the container is gone\n" in seen
     assert client.up().changes[f"SandboxContainer lora-pods-{client.stack.name}"] == "replace"
     assert containers(client) != [made]
     assert served(client) == {BASE, "acme-v1"}

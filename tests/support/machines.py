@@ -16,6 +16,7 @@ from components.pods.sandbox import container_engine as container_engine
 
 STANDIN_IMAGE = "localhost/lora-pods-standin"
 ROOT = "/var/lib/lora-pods"
+MOST_EXPOSED = 3.0
 
 
 def call(*arguments: str, check: bool = True, stdin: str | None = None) -> str:
@@ -113,6 +114,11 @@ class Machine:
             if destination == "00000000":
                 return ".".join(str(byte) for byte in bytes.fromhex(gateway)[::-1])
         raise AssertionError(f"{self.name} has no default route")
+
+    def exposure(self, *words: str) -> float:
+        """What systemd-analyze makes of a unit: 0 is shut, 10 is open."""
+        told = self.run("systemd-analyze", "security", "--no-pager", *words, check=False)
+        return float(told.rsplit("exposure level for ", 1)[1].split()[1])
 
     def kill(self) -> None:
         """As if the machine had been switched off."""

@@ -117,6 +117,9 @@ class Stack:
     def preview(self, *arguments: str, fails: bool = False) -> Run:
         return self._operate("preview", *arguments, fails=fails)
 
+    def refresh(self, *arguments: str) -> Run:
+        return self._operate("refresh", "--yes", "--skip-preview", *arguments, fails=False)
+
     def destroy(self, *arguments: str, fails: bool = False) -> Run:
         return self._operate("destroy", "--yes", "--skip-preview", *arguments, fails=fails)
 

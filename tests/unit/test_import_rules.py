@@ -32,6 +32,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "components.preview": frozenset({"components.core"}),
     "components.described": frozenset(
         {
+            "components.certificate",
             "components.checked",
             "components.engine",
             "components.locked",
@@ -48,7 +49,10 @@ ALLOWED: Mapping[str, frozenset[str]] = {
         {
             "components.checked",
             "components.locked",
+            "components.on_pod.boot",
+            "components.pods",
             "components.settings",
+            "components.ssh",
             "components.stack_files",
             "components.store",
             "components.store_url",
@@ -57,8 +61,10 @@ ALLOWED: Mapping[str, frozenset[str]] = {
             "components.core",
         }
     ),
+    "components.certificate": frozenset({"components.core"}),
     "components.engine": frozenset(
         {
+            "components.certificate",
             "components.pods",
             "components.remote",
             "components.render",
@@ -83,6 +89,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     ),
     "components.pods": frozenset(
         {
+            "components.on_pod.boot",
             "components.remote",
             "components.ssh",
             "components.provider",

@@ -17,6 +17,8 @@ def pod(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # no test pulls the plug, and this is most of their time
     # Some verbs ask systemd; this machine's own is none of the tests' business.
     monkeypatch.setattr(podctl, "run", lambda *argv, **_: podctl.Ran(127, "", f"{argv[0]}: not in this test"))
+    for name in ("SSH_CONNECTION", "SUDO_USER"):
+        monkeypatch.delenv(name, raising=False)  # a lock says who holds it
     return PodDirectory(tmp_path, lambda: capsys.readouterr()[:2])
 
 

@@ -3,7 +3,7 @@
 A unit's text says in one line of JSON after `# fake:` what its engine does when it is started:
 
     serve    {id: root}: answers on `port`, `polls` looks at the unit after its start; `key` is the API key it wants,
-             `health` another status for /health, `body` another answer of /v1/models
+             `health` another status for /health, `other` for what there is not, `body` another answer of /v1/models
     answers  {id: how it completes}: a number by which its logprobs are off, several to be used in turn, a list of an
              HTTP status and a body, "dies" to end the engine soon after, "hangs"; an id that is not there is unknown
     crash    its last journal lines: it ends and systemd is about to start it again
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from components.on_pod.podctl import Ran
+
+PYTHON = "/opt/fake/bin/python"
 
 
 @dataclass
@@ -50,14 +52,24 @@ class FakeSystemd:
         self.journals: dict[str, list[str]] = {}
         self.lag = 0  # how often journalctl is asked before the last line is there
         self.on_look: list[Any] = []  # called at the next looks at a unit, one each
+        self.vllm = ""  # the version that is installed, "" for nobody can tell
+        self.gpus: list[str] = []  # what nvidia-smi prints
 
     def run(self, *argv: str, **_: object) -> Ran:
         if argv[0] == "journalctl":
             return self._journalctl(argv[1:])
+        if argv[0] == PYTHON:
+            return Ran(0, f"{self.vllm}\n", "")
+        if argv[0] == "nvidia-smi":
+            return Ran(0, "".join(f"{line}\n" for line in self.gpus), "")
         assert argv[:2] == ("systemctl", "--no-pager"), argv
         verb, *rest = argv[2:]
         name = rest[-1] if rest else ""
         unit = self.units.setdefault(name, FakeUnit()) if name else FakeUnit()
+        if verb == "show" and rest[1] == "ExecStart":
+            return Ran(0, f"ExecStart={{ path={PYTHON} ; argv[]={PYTHON} -m vllm ; }}\n" if self.vllm else "", "")
+        if verb == "show" and rest[1] == "StateChangeTimestampMonotonic":
+            return Ran(0, f"StateChangeTimestampMonotonic={int((time.monotonic() - 3600) * 1e6)}\n", "")
         if verb == "show":
             return self._show(unit)
         if verb == "is-enabled":
@@ -188,7 +200,7 @@ def serve(behaviour: dict[str, Any]) -> Server:
         server: Server
 
         def do_GET(self) -> None:
-            status, body = behaviour.get("health", 200), ""
+            status, body = behaviour.get("health", 200) if self.path == "/health" else behaviour.get("other", 404), ""
             if self.path == "/v1/models":
                 status = 200
                 body = behaviour.get("body") or json.dumps(

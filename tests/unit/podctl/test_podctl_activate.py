@@ -16,7 +16,7 @@ import pytest
 from components.on_pod import podctl
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
-from tests.unit.podctl.pods import PodDirectory, bundle, mode
+from tests.unit.podctl.pods import PodDirectory, bundle, digest_of, mode
 
 RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
 SERVES = f"{UNIT} serves 2 models"
@@ -121,8 +121,7 @@ def test_an_unchanged_engine_that_does_not_answer_is_restarted(
     assert running is not None
     running.shutdown()
     running.server_close()
-    systemd.units[UNIT].behaviour["serve"] = {}
-    systemd.units[UNIT].server = serve({"serve": {}, "port": engine.port})
+    systemd.units[UNIT].server = serve({"serve": {}, "health": 503, "port": engine.port})
     document = engine.document()
     document["ready"]["timeoutSeconds"] = 0.2
 
@@ -131,7 +130,7 @@ def test_an_unchanged_engine_that_does_not_answer_is_restarted(
     assert answer.result == activated(2, restarted=True)
     assert answer.lines == [
         "the engine runs but is not ready, so it is started again: "
-        "after 0 seconds it was still not ready: /v1/models does not list m1",
+        "after 0 seconds it was still not ready: /health answers 503",
         SERVES,
     ]
 
@@ -892,22 +891,22 @@ def test_sshd_that_closed_its_end_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
         ours.close()
 
 
-def test_an_engine_is_intact_until_something_is_taken_from_it(
-    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
-) -> None:
-    def fault() -> str:
-        answer = pod.run("intact", "--engine", ENGINE)
-        return str(answer.result["fault"])
+def test_leave_takes_an_engine_and_what_was_placed_for_it(pod: PodDirectory, systemd: FakeSystemd, port: int) -> None:
+    key = podctl.engine_of("prod", "org/base")
+    engine = Engine(pod, port)
+    pod.run("secrets", stdin={"engine": key, "secrets": {"VLLM_API_KEY": "k"}})
+    assert pod.run("activate", stdin=engine.document(engine=key, key="k")).status == 0
+    pod.stage(bundle(b"other"))
+    pod.place({"m": digest_of(bundle(b"other"))}, stack="prod-org")
 
-    assert fault() == "its last activation did not end well"
-    engine.activate("m1")
-    assert fault() == ""
-    unit = pod.units / UNIT
-    kept = unit.read_text()
-    unit.write_text(kept + "# edited")
-    assert fault() == "its unit is gone or was edited"
-    unit.write_text(kept)
-    systemd.run("systemctl", "--no-pager", "disable", "--now", UNIT)
-    assert fault() == "its unit is inactive (dead) and disabled"
-    unit.unlink()
-    assert fault() == "its unit is gone or was edited"
+    answer = pod.run("leave", "--engine", key)
+
+    assert answer.result == {"removed": False, "left": ["model m of stack prod-org"]}
+    assert pod.blobs() == {digest_of(bundle(b"other"))}
+    assert not (pod.root / "secrets").exists()
+    assert list(pod.units.iterdir()) == []
+    assert systemd.units[podctl.unit_name(key)].active == "inactive"
+
+    assert pod.run("leave", "--engine", podctl.engine_of("prod-org", "org/base")).result["removed"] is True
+    assert not pod.root.exists()
+    assert pod.run("leave", "--engine", key) == (0, {"removed": True, "left": []}, [])

@@ -409,3 +409,70 @@ def test_the_stdlib_of_python_3_8_is_enough() -> None:
         elif isinstance(node, ast.ImportFrom):
             modules.add((node.module or "").partition(".")[0])
     assert modules - {"__future__"} <= sys.stdlib_module_names
+
+
+@pytest.fixture
+def no_nginx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A machine that has apt-get and no nginx; what is done about that, in order."""
+    done: list[str] = []
+    monkeypatch.setattr(podctl, "NGINX", str(tmp_path / "nginx"))
+    monkeypatch.setattr(podctl, "PAUSES", (0.0, 0.0))
+
+    def systemctl(*words: str) -> podctl.Ran:
+        done.append(" ".join(words))
+        return podctl.Ran(0, "", "")
+
+    monkeypatch.setattr(podctl, "systemctl", systemctl)
+    monkeypatch.setattr(podctl, "watched", lambda what, environment, *argv: done.append(" ".join(argv)))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    return done
+
+
+APT = "apt-get -q -y -o DPkg::Lock::Timeout=300"
+
+
+def test_nginx_is_installed_for_a_public_engine_and_its_own_service_stays_off(
+    machine: Machine, no_nginx: list[str]
+) -> None:
+    assert machine.prepare().status == 0
+    assert [line for line in no_nginx if "nginx" in line] == []
+    assert machine.prepare(proxy=True).status == 0
+    assert [line for line in no_nginx if line != "--version"] == [
+        "mask --runtime nginx.service",
+        f"{APT} update",
+        f"{APT} install --no-install-recommends nginx",
+        "unmask --runtime nginx.service",
+        "disable nginx.service",
+    ]
+    # One that is there is nobody else's business.
+    no_nginx.clear()
+    Path(podctl.NGINX).touch()
+    assert machine.prepare(proxy=True).status == 0
+    assert [line for line in no_nginx if line != "--version"] == []
+
+
+def test_where_nginx_cannot_be_had_it_is_said(
+    machine: Machine, no_nginx: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(what: str, environment: object, *argv: str) -> None:
+        no_nginx.append(" ".join(argv))
+        raise podctl.Refusal(f"{what} failed (apt-get -q)", ["E: Could not get lock /var/lib/apt/lists/lock"])
+
+    monkeypatch.setattr(podctl, "watched", fails)
+    assert machine.prepare(proxy=True).lines == [
+        "engine.listen opens the engine to other machines, which takes nginx, and it cannot be installed: fetching the "
+        "lists of packages failed (apt-get -q); install it on the pod, or let the engine listen on loopback",
+        "E: Could not get lock /var/lib/apt/lists/lock",
+    ]
+    assert no_nginx.count(f"{APT} update") == 3, "apt waits for no other's update"
+    assert no_nginx[-1] == "unmask --runtime nginx.service"
+
+
+def test_a_system_without_apt_is_told_beforehand(
+    machine: Machine, no_nginx: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert machine.faults(proxy=True) == [
+        f"- engine.listen opens the engine to other machines, which takes nginx at {podctl.NGINX}, and there is no "
+        "apt-get to install it: install it there, or let the engine listen on loopback"
+    ]

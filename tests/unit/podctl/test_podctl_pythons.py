@@ -46,7 +46,7 @@ def test_a_bundle_goes_all_the_way(
     assert run("receive", digest, stdin=tar) == {"digest": digest, "have": False, "received": len(tar)}
     placed = run("unpack", digest, "--ref", "prod/acme-v1")
     assert placed == {"digest": digest, "ref": "prod/acme-v1", "unpacked": True}
-    assert run("verify") == {"ok": [digest], "rotten": []}
+    assert run("verify") == {"ok": [digest], "rotten": [], "strays": []}
     other = bundle(b"o" * 2_000_000)
     fetched = digest_of(other)
     s3 = S3({fetched: other})

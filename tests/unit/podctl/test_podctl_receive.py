@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -236,17 +238,6 @@ def test_nothing_missing_needs_no_disk(pod: PodDirectory, monkeypatch: pytest.Mo
     assert pod.run("missing", stdin={"bundles": {}}) == (0, {"missing": {}, "freeBytes": 0}, [])
 
 
-def test_a_full_disk_is_a_sentence_and_the_part_stays(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(stream: object, file: object, *_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(podctl, "pump", full)
-
-    answer = pod.run("receive", DIGEST, stdin=TAR)
-
-    assert (answer.status, answer.lines) == (1, ["podctl receive failed: this pod: No space left on device"])
-
-
 def podctl_process(pod: PodDirectory, *arguments: str) -> subprocess.Popen[bytes]:
     argv = [sys.executable, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -258,7 +249,7 @@ def test_two_at_once_are_serialised(pod: PodDirectory) -> None:
         waiting = podctl_process(pod, "unpack", DIGEST, "--ref", "prod/m")
         assert waiting.stderr is not None
         said = waiting.stderr.readline().decode()
-        assert said == f"waiting for another podctl (pid {os.getpid()}, place)\n"
+        assert said.startswith(f"waiting for another podctl (pid {os.getpid()}, place, since ")
         assert waiting.poll() is None
         assert pod.blobs() == set()
     out, err = waiting.communicate(timeout=30)
@@ -275,10 +266,80 @@ def test_waiting_for_ever_ends_with_a_sentence(tmp_path: Path) -> None:
         podctl.hold(path, "place", seconds=0),
     ):
         pass
-    holder = f"pid {os.getpid()}, activate"
-    assert str(refusal.value) == (
-        f"another podctl ({holder}) has held {path} for 0 seconds: run this again when it is done"
+    holder = rf"pid {os.getpid()}, activate, since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    assert re.fullmatch(
+        rf"another podctl \({holder}\) holds {path} and did not let go of it for 0 seconds: run this again when it is "
+        "done; if it hangs, end that process on the pod",
+        str(refusal.value),
     )
+
+
+def test_who_waits_is_told_for_whom(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two people with two stacks on one pod: each sees the other's stack, and from where it is brought up."""
+    monkeypatch.setenv("SSH_CONNECTION", "10.1.2.3 50000 10.0.0.7 22")
+    pod.stage(TAR)
+    pod.stage(OTHER)
+    first, second = (podctl_process(pod, "place") for _ in range(2))
+    with podctl.hold(str(pod.root / ".lock"), "test"):
+        for stack, process, digest in (("acme", first, DIGEST), ("globex", second, OTHER_DIGEST)):
+            assert process.stdin is not None
+            document = {"stack": stack, "base": "org/base", "models": {"m": digest}}
+            process.stdin.write(json.dumps(document).encode())
+            process.stdin.close()
+            assert process.stderr is not None
+            assert b"waiting for another podctl" in process.stderr.readline()
+    assert (first.wait(20), second.wait(20)) == (0, 0)
+    assert pod.blobs() == {DIGEST, OTHER_DIGEST}
+    assert sorted(str(path.relative_to(pod.root)) for path in pod.root.glob("refs/*/*")) == [
+        "refs/acme/m",
+        "refs/globex/m",
+    ]
+
+    monkeypatch.setattr(podctl.Store, "make_staging", lambda store: said.append(store.whose))
+    said: list[str] = []
+    pod.run("place", stdin={"stack": "acme", "base": "org/base", "models": {"m": DIGEST}})
+    pod.run("secrets", stdin={"engine": "acme-base-1", "secrets": {}})
+    monkeypatch.delenv("SSH_CONNECTION")
+    monkeypatch.setenv("SUDO_USER", "ops\x1b[31m")
+    pod.run("missing", stdin={"bundles": {}})
+    assert said == [" of stack acme from 10.1.2.3", " of engine acme-base-1 from 10.1.2.3", " by ops\\x1b[31m"]
+
+
+def test_stacks_that_come_and_go_at_once_leave_what_is_theirs(pod: PodDirectory) -> None:
+    """Real processes on one pod: each stack places what others have as well, takes it away, and places it again."""
+    tars = {digest_of(tar): tar for tar in (bundle(b"%d" % number * 5000) for number in range(4))}
+    sizes = {digest: len(tar) for digest, tar in tars.items()}
+    faults: list[object] = []
+
+    def call(stdin: bytes, *arguments: str) -> dict[str, Any]:
+        process = podctl_process(pod, *arguments)
+        out, err = process.communicate(stdin, timeout=60)
+        if process.returncode:
+            faults.append(err)
+        return dict(json.loads(out or b"{}"))
+
+    def stack(name: str) -> None:
+        document = {"stack": name, "base": "b", "models": {f"m{n}": digest for n, digest in enumerate(tars)}}
+        for turn in range(3):
+            asked = {"engine": podctl.engine_of(name, "b"), "bundles": sizes}
+            answer = call(json.dumps(asked).encode(), "missing")
+            lacking = sorted(answer.get("missing", {}))
+            stream = head(*((digest, sizes[digest], 0) for digest in lacking)) + b"".join(tars[d] for d in lacking)
+            call(stream, "receive-all")
+            call(json.dumps(document).encode(), "place")
+            if turn < 2:
+                call(b"", "unplace", "--stack", name, "--base", "b")
+
+    threads = [threading.Thread(target=stack, args=(name,)) for name in ("acme", "globex", "initech")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+    assert faults == []
+    assert len(list(pod.root.glob("refs/*/*"))) == 12
+    assert pod.run("verify").result == {"ok": sorted(tars), "rotten": [], "strays": []}
+    assert list(pod.root.rglob(".lock*")) == []
 
 
 def test_a_killed_holder_holds_nothing(pod: PodDirectory) -> None:
@@ -343,7 +404,8 @@ def test_one_bundle_from_two_senders_arrives_once(pod: PodDirectory) -> None:
     assert second.stdin is not None
     feeder = threading.Thread(target=second.stdin.write, args=(head((DIGEST, SIZE, 0)) + TAR,))
     feeder.start()
-    assert second.stderr.readline() == f"waiting for another podctl (pid {first.pid}, receive)\n".encode()
+    said = second.stderr.readline().decode()
+    assert said.startswith(f"waiting for another podctl (pid {first.pid}, receive, since ")
     first.stdin.write(TAR[1_000_000:])
     first_out, _ = first.communicate(timeout=30)
     feeder.join(30)

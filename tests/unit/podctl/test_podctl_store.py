@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -243,14 +245,59 @@ def test_verify_finds_rotten_blobs(stocked: PodDirectory) -> None:
     (stocked.blob(THREE) / WEIGHTS).unlink()
     (stocked.root / "blobs/sha256/notes.txt").write_text("mine")
 
-    assert stocked.run("verify") == (0, {"ok": [ONE], "rotten": sorted([TWO, THREE])}, [])
+    (stocked.blob(ONE) / "README.md").write_text("mine")
+    (stocked.units / "lora-pods-e.service").write_text(f"ExecStart=vllm {stocked.blob(TWO)}\n")
+    before = stocked.snapshot()
+
+    answer = stocked.run("verify")
+
+    stray = f"{stocked.blob(ONE)}/README.md"
+    assert answer[:2] == (0, {"ok": [ONE], "rotten": sorted([TWO, THREE]), "strays": [stray]})
+    altered = digest_of(bundle(b"x"))
+    assert sorted(answer.lines) == sorted(
+        [
+            f"{TWO} is rotten: its bytes have the digest {altered}; needed by "
+            "model b of stack prod, lora-pods-e.service",
+            f"{THREE} is rotten: a file of it is missing; needed by model c of stack prod",
+            f"to mend them: rm -r what is rotten in {stocked.root}/blobs/sha256, then pulumi up --refresh",
+            f"{stray} is not ours and is left alone",
+        ]
+    )
+    assert stocked.snapshot() == before
+
+
+def test_a_blob_that_cannot_be_read_is_rotten(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    stocked.place({"a": ONE})
+
+    def broken(blob: str) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(podctl, "hash_blob", broken)
+
+    assert stocked.run("verify").lines[0] == (
+        f"{ONE} is rotten: it cannot be read (Input/output error); needed by model a of stack prod"
+    )
+
+
+def test_gc_leaves_what_a_process_was_started_with(stocked: PodDirectory) -> None:
+    """Whatever its unit says by now: somebody may have edited or removed that."""
+    stocked.place({"a": ONE, "b": TWO})
+    engine = subprocess.Popen(
+        [sys.executable, "-c", "input()", json.dumps({"path": str(stocked.blob(ONE))})], stdin=subprocess.PIPE
+    )
+    try:
+        assert stocked.run("unplace", "--stack", "prod", "--base", "org/base").result["collected"] == [TWO]
+        assert stocked.blobs() == {ONE}
+    finally:
+        engine.communicate(b"\n")
+    assert stocked.run("gc").result == {"collected": [ONE]}
 
 
 def test_verify_knows_files_that_fill_their_blocks(pod: PodDirectory) -> None:
     digest = pod.stage(bundle(b"w" * 1024, b"c" * 512))
     pod.place({"a": digest})
 
-    assert pod.run("verify").result == {"ok": [digest], "rotten": []}
+    assert pod.run("verify").result == {"ok": [digest], "rotten": [], "strays": []}
 
 
 def test_remove_waits_for_the_last_user(stocked: PodDirectory) -> None:

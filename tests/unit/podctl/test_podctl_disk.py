@@ -1,0 +1,205 @@
+"""A disk that is full, read-only or out of inodes, made of tmpfs: told before bytes travel where it can be known, else
+nothing is left there, and what serves serves on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.on_pod import podctl
+from tests.unit.podctl.engines import ENGINE, UNIT, Engine
+from tests.unit.podctl.fake_s3 import S3
+from tests.unit.podctl.fake_systemd import FakeSystemd
+from tests.unit.podctl.pods import PodDirectory, bundle, digest_of
+from tests.unit.podctl.test_podctl_receive import head
+
+MIB = 1024 * 1024
+BIG = bundle(b"w" * (2 * MIB))
+DIGEST = digest_of(BIG)
+GO_ON = "run pulumi up again, it goes on from there"
+
+
+class Disk:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self, leave: int) -> None:
+        """Somebody else's file takes all but so many bytes."""
+        disk = os.statvfs(self.path)
+        (self.path / "theirs").write_bytes(bytes(disk.f_bavail * disk.f_frsize - leave))
+
+    def use_inodes(self, leave: int) -> None:
+        for number in range(os.statvfs(self.path).f_favail - leave):
+            (self.path / f"theirs-{number}").touch()
+
+    def make_room(self) -> None:
+        for path in self.path.glob("theirs*"):
+            path.unlink()
+
+    def read_only(self, yes: bool) -> None:
+        subprocess.run(["mount", "-o", "remount," + ("ro" if yes else "rw"), str(self.path)], check=True)
+
+    @property
+    def free(self) -> tuple[int, int]:
+        disk = os.statvfs(self.path)
+        return disk.f_bavail, disk.f_favail
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    options = "size=8m,nr_inodes=400"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield Disk(path)
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def pod(
+    disk: Disk, pod: PodDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> PodDirectory:
+    monkeypatch.setattr(podctl, "SPARE_BYTES", 0)
+    return PodDirectory(disk.path, lambda: capsys.readouterr()[:2])
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.01)
+    server = S3({DIGEST: BIG})
+    yield server
+    server.close()
+
+
+def missing(pod: PodDirectory) -> list[str]:
+    return pod.run("missing", stdin={"bundles": {DIGEST: len(BIG)}}).lines
+
+
+def full(pod: PodDirectory) -> list[str]:
+    return [f"the disk of {pod.root} is full: make room there, or use a larger disk, and {GO_ON}"]
+
+
+def test_too_small_a_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk: Disk, s3: S3) -> None:
+    assert missing(pod) == []
+    disk.fill(leave=3 * MIB)
+    said = [
+        f"the disk of {pod.root} has 3.0 MiB free and the bundles need 4.0 MiB: make room there, or use a larger disk"
+    ]
+    assert missing(pod) == said
+    assert pod.run("receive-all", stdin=head((DIGEST, len(BIG), 0))).lines == said
+    assert pod.run("fetch", stdin={"bundles": [s3.bundle(DIGEST)]}).lines == said
+    assert s3.asked == []
+    assert list((pod.root / "staging").iterdir()) == []
+
+    disk.make_room()
+    assert pod.run("fetch", stdin={"bundles": [s3.bundle(DIGEST)]}).status == 0
+    disk.fill(leave=3 * MIB)
+    assert missing(pod) == [], "what has arrived needs no more than to be unpacked"
+
+
+def test_inodes_are_counted_too(pod: PodDirectory, disk: Disk) -> None:
+    pod.run("gc")
+    missing(pod)
+    disk.use_inodes(leave=90)
+    assert missing(pod) == [f"the disk of {pod.root} has 90 inodes free and the bundles need 110: remove files there"]
+
+
+def test_a_disk_that_fills_up_meanwhile_is_given_back(
+    pod: PodDirectory, disk: Disk, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podctl, "check_room", lambda *_: 0)
+    missing(pod)
+    disk.fill(leave=MIB)
+    before = disk.free
+    sent = head((DIGEST, len(BIG), 0)) + BIG
+    ways: list[tuple[str, bytes | Mapping[str, Any]]] = [
+        ("receive-all", sent), ("fetch", {"bundles": [s3.bundle(DIGEST)]}),
+    ]  # fmt: skip
+    for verb, stdin in ways:
+        answer = pod.run(verb, stdin=stdin)
+        assert (answer.status, answer.lines) == (1, full(pod))
+        assert disk.free == before
+
+    disk.make_room()
+    assert pod.run("receive-all", stdin=sent).status == 0
+    disk.fill(leave=MIB)
+    before = disk.free
+    answer = pod.place({"m": DIGEST})
+    assert (answer.status, answer.lines) == (1, full(pod))
+    assert (pod.blobs(), disk.free) == (set(), before)
+    assert not (pod.root / "refs").exists()
+
+    disk.make_room()
+    assert pod.place({"m": DIGEST}).result["unpacked"] == [DIGEST]
+
+
+def test_no_inode_left_is_no_full_disk(pod: PodDirectory, disk: Disk) -> None:
+    missing(pod)
+    pod.stage(BIG)
+    disk.use_inodes(leave=2)
+    answer = pod.place({"m": DIGEST})
+    assert answer.lines == [f"the disk of {pod.root} has 2 inodes left: remove files there, and {GO_ON}"]
+    assert disk.free[1] == 2
+
+    disk.make_room()
+    assert pod.place({"m": DIGEST}).status == 0
+
+
+def test_a_read_only_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk: Disk) -> None:
+    missing(pod)
+    disk.read_only(True)
+    (line,) = missing(pod)
+    assert line == (f"the disk of {pod.root}/.lock is read-only: find out why (dmesg), make it writable, and {GO_ON}")
+    needs = {"diskGiB": 0.0, "shmMiB": 0, "gpu": False, "python": None, "vllm": None, "base": None}
+    prepared = pod.run("prepare", stdin={"podctl": "", "sha256": "", "needs": needs})
+    assert f"- the disk of {pod.root} is read-only: find out why (dmesg), and make it writable" in prepared.lines
+    disk.read_only(False)
+    assert missing(pod) == []
+
+
+@pytest.mark.parametrize("kind", ["full", "read-only", "inodes"])
+def test_an_engine_serves_on(
+    kind: str, pod: PodDirectory, disk: Disk, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.001)
+    systemd = FakeSystemd(pod.units)
+    monkeypatch.setattr(podctl, "run", systemd.run)
+
+    def secrets(key: str) -> int:
+        answer = pod.run("secrets", stdin={"engine": ENGINE, "secrets": {"VLLM_API_KEY": key}})
+        return int(answer.result["revision"])
+
+    try:
+        engine = Engine(pod, port)
+        assert engine.activate(revision=secrets("old"), key="old").status == 0
+        revision = secrets("new")
+        before, starts = pod.snapshot(), systemd.units[UNIT].starts
+        if kind == "full":
+            disk.fill(leave=0)
+        elif kind == "inodes":
+            disk.use_inodes(leave=3)
+        else:
+            disk.read_only(True)
+
+        answer = engine.activate("m1", "m2", revision=revision, key="new")
+
+        assert answer.status == 1
+        assert len(answer.lines) == 1
+        assert answer.lines[0].startswith("the disk of ")
+        if kind == "read-only":
+            disk.read_only(False)
+        disk.make_room()
+        assert pod.snapshot() == before
+        assert systemd.units[UNIT].starts == starts
+        assert engine.activate("m1", "m2", revision=revision, key="new").result["restarted"] is True
+    finally:
+        systemd.close()
