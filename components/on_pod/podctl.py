@@ -834,13 +834,16 @@ def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]
     blob = store.blob(hexdigest)
     make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
-        discard_blob(store, hexdigest)  # it lost a file or a part of one, or was altered: has_blob said so
+        # It lost a file or a part of one, or was altered: has_blob said so. Marked first: a run that is killed in between
+        # leaves no blob to tell the next one that engines hold what was there.
         mark_stale(store, "blobs/sha256/" + hexdigest)
+        discard_blob(store, hexdigest)
     unlink(store.staged(hexdigest, ".altered"))  # a run that was killed may have left it
     os.rename(aside, blob)
     os.chmod(blob, 0o555)  # after the rename: moving a directory needs write permission on it
     fsync_dir(os.path.dirname(blob))
     unlink(store.staged(hexdigest, ".altered"))
+    fsync_dir(store.path("staging"))  # before the tar goes: a mark that came back would ask for it again
 
 
 def verb_have(store: Store, options: Any) -> Document:
@@ -1638,7 +1641,7 @@ def keep_tls_key(store: Store, engine: str, document: Document) -> None:
         raise Refusal("the document's tls must be a private key in PEM and the name of its public one")
     path = tls_key_file(store, engine, name)
     if read_file(path) != key.encode("utf-8"):
-        os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+        make_dirs(store.path("secrets"), 0o700)
         write_file(path, key.encode("utf-8"), 0o600)
 
 
