@@ -273,6 +273,14 @@ def listed(path: str) -> List[str]:
         return []
 
 
+def names_in(path: str) -> List[str]:
+    """All that is in a directory, sorted; nothing where it went meanwhile."""
+    try:
+        return sorted(os.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
 def remove_tree(path: str) -> None:
     """Removes a directory with all that is in it; of a link, only the link."""
     import shutil
@@ -341,9 +349,10 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
             said = True
         time.sleep(0.1)
     try:
-        os.ftruncate(fd, 0)  # a holder that was killed left its name
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        os.pwrite(fd, ("pid %d, %s, since %s" % (os.getpid(), purpose, since)).encode("utf-8"), 0)
+        with contextlib.suppress(OSError):  # on a full disk it is held without a name: gc must run there, and leave
+            os.ftruncate(fd, 0)  # a holder that was killed left its name
+            os.pwrite(fd, ("pid %d, %s, since %s" % (os.getpid(), purpose, since)).encode("utf-8"), 0)
         yield
     finally:
         unlink(path)
@@ -1039,7 +1048,7 @@ def verb_verify(store: Store, options: Any) -> Document:
     result: Dict[str, List[str]] = {"ok": [], "rotten": [], "strays": []}
     for name in store.blobs():
         blob = store.blob(name)
-        result["strays"] += [os.path.join(blob, other) for other in sorted(os.listdir(blob)) if other not in MEMBERS]
+        result["strays"] += [os.path.join(blob, other) for other in names_in(blob) if other not in MEMBERS]
         why = rot_of(store, name)
         if not why:
             result["ok"].append("sha256:" + name)
@@ -1059,7 +1068,7 @@ def verb_verify(store: Store, options: Any) -> Document:
 def rot_of(store: Store, name: str) -> str:
     """What is wrong with a blob, "" if nothing."""
     try:
-        if not store.has_blob(name):
+        if tar_size(store.blob(name)) is None:
             return "a file of it is missing"
         found = hash_blob(store.blob(name))
     except OSError as error:
@@ -2621,7 +2630,8 @@ def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[T
             whole = {name: pool.submit(is_whole, store, name) for name in there}
         for name in there:
             if not whole[name].result():
-                write_file(store.staged(name, ".altered"), b"", 0o600)
+                with contextlib.suppress(OSError):  # on a disk that takes no more, it is told all the same
+                    write_file(store.staged(name, ".altered"), b"", 0o600)
                 altered.add(name)
     else:
         altered.update(name for name in there if cut_short(store.blob(name)))
@@ -2884,7 +2894,7 @@ def proxy_stands(store: Store, engine: str, document: Document) -> bool:
     if not document.get("proxy"):
         return True
     unit = proxy_name(engine)
-    return unit_state(unit).active == "active" and systemctl("is-enabled", unit).out.strip() == "enabled"
+    return unit_state(unit).active == "active" and is_enabled(unit)
 
 
 def start_proxy(store: Store, engine: str, document: Document) -> None:
@@ -3163,11 +3173,11 @@ def install_nginx(store: Store) -> None:
     """The distribution's nginx, which its security updates reach. Its own service, at port 80, is never started."""
     if os.path.exists(NGINX):
         return
-    with hold(store.path(".lock-nginx"), "prepare: installing nginx"):
+    with store.hold("prepare: installing nginx", store.path(".lock-nginx"), seconds=3600):
         if os.path.exists(NGINX):
             return
         apt = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300")
-        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}  # what it says is looked at below
         # A package's service starts as it is installed, unless it is masked; and at the next boot, unless disabled.
         systemctl("mask", "--runtime", "nginx.service")
         try:

@@ -423,7 +423,12 @@ def no_nginx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return podctl.Ran(0, "", "")
 
     monkeypatch.setattr(podctl, "systemctl", systemctl)
-    monkeypatch.setattr(podctl, "watched", lambda what, environment, *argv: done.append(" ".join(argv)))
+
+    def watched(what: str, environment: dict[str, str], *argv: str) -> None:
+        assert environment["LC_ALL"] == "C", "in another language nothing is known by its words"
+        done.append(" ".join(argv))
+
+    monkeypatch.setattr(podctl, "watched", watched)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     return done
 

@@ -279,6 +279,25 @@ def test_a_blob_that_cannot_be_read_is_rotten(stocked: PodDirectory, monkeypatch
     )
 
 
+def test_a_blob_that_a_refresh_found_altered_has_not_lost_a_file(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE})
+    stocked.staged(ONE, ".altered").touch()
+    (stocked.blob(ONE) / WEIGHTS).chmod(0o644)
+    (stocked.blob(ONE) / WEIGHTS).write_bytes(b"x")
+    assert stocked.run("verify").lines[0] == (
+        f"{ONE} is rotten: its bytes have the digest {digest_of(bundle(b'x'))}; needed by model a of stack prod"
+    )
+
+
+def test_a_blob_that_is_collected_while_verify_runs_is_none(
+    stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stocked.place({"a": ONE})
+    gone = digest_of(b"gone").removeprefix("sha256:")
+    monkeypatch.setattr(podctl.Store, "blobs", lambda _: [ONE.removeprefix("sha256:"), gone])
+    assert stocked.run("verify") == (0, {"ok": [ONE], "rotten": [], "strays": []}, [])
+
+
 def test_gc_leaves_what_a_process_was_started_with(stocked: PodDirectory) -> None:
     """Whatever its unit says by now: somebody may have edited or removed that."""
     stocked.place({"a": ONE, "b": TWO})
