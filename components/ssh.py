@@ -215,7 +215,13 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
                 f"{address} refuses the SSH key: put its public half into ~{address.user}/.ssh/authorized_keys there"
             ) from None
         except socket.gaierror as error:
-            raise Gone(f"the name {printable(address.address)} cannot be resolved ({error.strerror})") from None
+            what = f"the name {printable(address.address)} cannot be resolved ({error.strerror})"
+            if error.errno != socket.EAI_AGAIN:
+                raise Gone(what) from None
+            # No name server answers: that says nothing of the pod, which must not be forgotten for it.
+            if asyncio.get_running_loop().time() > give_up:
+                raise UserError(f"{what}: is this machine online?") from None
+            await asyncio.sleep(PAUSE_SECONDS)
         except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)

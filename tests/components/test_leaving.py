@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,18 @@ def test_a_pod_that_is_another_machine_now_is_forgotten(leaving: Leaving, capfd:
         at = f"root@127.0.0.1:{int(props['connection']['port'])}"
     assert capfd.readouterr().out == (
         f"warning: {at} shows another host key than the pinned one, so it is forgotten as it is. Where it lives, {LEFT}"
+    )
+
+
+def test_no_pod_is_forgotten_by_a_machine_that_is_offline(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    with pytest.raises(UserError) as caught:
+        leaving.delete("id", outputs(22, address="pod.example"))
+    assert str(caught.value) == (
+        "the name pod.example cannot be resolved (Temporary failure in name resolution): is this machine online?"
     )
 
 
