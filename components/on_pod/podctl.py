@@ -2742,8 +2742,8 @@ def verb_rollback(store: Store, options: Any) -> Document:
         data = before or json.dumps(wanted, sort_keys=True).encode("utf-8")
         write_file(os.path.join(trial_of.path, "rolled-back"), data)  # before it counts: it is not what Pulumi knows
         keep_version(engine, trial_of)
+        drop_generation(store, engine, last)  # first: who is killed here and runs it again must not get that one back
         write_file(os.path.join(trial_of.path, "proven"), b"")
-        drop_generation(store, engine, last)
         drop_generation(store, engine, previous)
     report(engine, trial_of, restarted=True, found={})
     return {"engine": engine, "unit": unit_name(engine), "models": now, "before": wanted}

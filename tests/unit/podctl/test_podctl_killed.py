@@ -256,6 +256,24 @@ def test_killed_at_any_step(scenario: Callable[[World], None], world: World) -> 
         assert faults.settled(world.pod) == ended, f"killed before step {at}, {step}"
 
 
+def test_a_rollback_that_was_killed_and_is_run_again_brings_nothing_back(world: World) -> None:
+    def rolls_back(world: World) -> None:
+        with_engine(world, "good", "bad")
+        world.then("rollback", "--engine", ENGINE)
+
+    world.begin(rolls_back)
+    whole = world.killed(None)
+    assert whole.answer is not None
+    assert sorted(whole.answer.result["models"]) == ["good", "m1", "org/base"]
+    for at, step in enumerate(whole.steps):
+        world.begin(rolls_back)
+        world.killed(at)
+        assert faults.wrong(world.pod) == [], step
+        again = world.again()
+        served = json.dumps([path.read_text() for path in world.pod.units.iterdir()])
+        assert ("good" in served, "bad" in served) == (True, False), (step, again)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_without_power_at_any_step(scenario: Callable[[World], None], world: World) -> None:
     """What was not fsynced in time may be gone; what a verb answered for is not."""
