@@ -36,6 +36,7 @@ memory for the largest rank."""
 
 _DEFAULT_ENVIRONMENT = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
 _STOP_SECONDS = 60
+_DAY = 86400
 _SMALLER = "take a larger GPU, a smaller base or engine.maxModelLen, or adapters of a smaller rank"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 
@@ -322,8 +323,15 @@ def _user_arguments(args: Mapping[str, Json]) -> dict[str, Json]:
 
 def _draining_seconds(arguments: Mapping[str, Json]) -> int:
     """How long `--shutdown-timeout` lets requests in flight go on after the order to stop."""
-    value = arguments.get("shutdown-timeout", 0)
-    return math.ceil(value) if isinstance(value, int | float) and 0 <= value < 86400 else 0
+    try:
+        seconds = float(str(arguments.get("shutdown-timeout", 0)))  # a text of digits is a number to vLLM, too
+    except ValueError:
+        return 0
+    if seconds > _DAY:
+        raise UserError(
+            f"engine.args.shutdownTimeout: {seconds:g} s is too long; systemd waits a day ({_DAY} s) at most"
+        )
+    return math.ceil(max(0.0, seconds))
 
 
 def _flag_name(key: str) -> str:

@@ -843,8 +843,8 @@ def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]
     blob = store.blob(hexdigest)
     make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
-        # It lost a file or a part of one, or was altered: has_blob said so. Marked first: a run that is killed in between
-        # leaves no blob to tell the next one that engines hold what was there.
+        # It lost a file or a part of one, or was altered: has_blob said so. Marked first: where a run is killed in
+        # between, no blob tells the next one that engines hold what was there.
         mark_stale(store, "blobs/sha256/" + hexdigest)
         discard_blob(store, hexdigest)
     unlink(store.staged(hexdigest, ".altered"))  # a run that was killed may have left it

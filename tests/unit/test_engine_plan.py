@@ -359,7 +359,14 @@ def test_values_that_are_refused(args: Mapping[str, Json], sentence: str) -> Non
 
 def test_draining_is_not_cut_short() -> None:
     assert plan(options=replace(OPTIONS, args={"shutdownTimeout": 120})).stop_seconds == 180
+    assert plan(options=replace(OPTIONS, args={"shutdownTimeout": "120"})).stop_seconds == 180, "as vLLM reads it"
+    assert plan(options=replace(OPTIONS, args={"shutdownTimeout": 86400})).stop_seconds == 86460
     assert plan(options=replace(OPTIONS, args={"shutdownTimeout": "long"})).stop_seconds == 60
+    with pytest.raises(UserError) as caught:
+        plan(options=replace(OPTIONS, args={"shutdownTimeout": 100000}))
+    assert str(caught.value) == (
+        "engine.args.shutdownTimeout: 100000 s is too long; systemd waits a day (86400 s) at most"
+    )
 
 
 # --- engine.env ---

@@ -212,9 +212,9 @@ NEEDS = {"diskGiB": 0.0, "shmMiB": 0, "gpu": False, "python": None, "vllm": None
 PREPARE = {"podctl": PROGRAM, "sha256": hashlib.sha256(PROGRAM.encode()).hexdigest(), "needs": NEEDS}
 NOT_WHOLE = (mends_a_blob, mends_an_altered_blob)
 SCENARIOS = [
-    sends, fetches, asks, places_the_first, replaces_one, mends_a_blob, mends_an_altered_blob, unplaces, keeps_secrets,
-    keeps_a_private_key, activates_the_first, activates_another, goes_back, never_serves, takes_anothers_place, deactivates, forgets_secrets, leaves, removes,
-    prepares,
+    sends, fetches, asks, places_the_first, replaces_one, mends_a_blob, mends_an_altered_blob, unplaces,
+    keeps_secrets, keeps_a_private_key, activates_the_first, activates_another, goes_back, never_serves,
+    takes_anothers_place, deactivates, forgets_secrets, leaves, removes, prepares,
 ]  # fmt: skip
 
 
