@@ -86,6 +86,7 @@ PROBE_SECONDS = 120.0  # for one answer: the first may wait for kernels that are
 NAMED = 20  # adapters in one sentence
 HOMES = ("/home", "/root", "/run/user")  # a unit sees them only if its own text names a path there (ProtectHome=)
 NGINX = "/usr/sbin/nginx"
+GPU_SECONDS = 8.0  # for nvidia-smi, where all of a pod's status is given some twenty
 PROXY_SECONDS = 20.0  # for a proxy to answer as it should, once its engine does
 TEMPORARY = ("/tmp", "/var/tmp")  # a unit has its own (PrivateTmp=)
 
@@ -3328,7 +3329,9 @@ def engine_status(store: Store, engine: str) -> Document:
 def gpus_in_use() -> List[Document]:
     """Each GPU's name and memory; MiB, None where its driver does not say."""
     query = "--query-gpu=name,memory.used,memory.total"
-    ran = run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=20)
+    ran = run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=GPU_SECONDS)
+    if ran.status == 124:
+        return [{"name": "nvidia-smi does not answer", "usedMiB": None, "totalMiB": None}]
     found: List[Document] = []
     for line in ran.out.splitlines() if ran.status == 0 else []:
         name, *memory = line.rsplit(",", 2)

@@ -233,6 +233,23 @@ def test_the_status_of_an_empty_pod(pod: PodDirectory) -> None:
     assert not pod.root.exists()
 
 
+def test_a_gpu_that_hangs_hides_nothing_else(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate("m1")
+
+    def hangs(*argv: str, seconds: float = 300.0) -> podctl.Ran:
+        if argv[0] != "nvidia-smi":
+            return systemd.run(*argv)
+        assert seconds < 10, "lora status gives a pod 20 seconds"
+        return podctl.Ran(124, "", "it did not end")
+
+    monkeypatch.setattr(podctl, "run", hangs)
+    found = status(pod)
+    assert found["gpus"] == [{"name": "nvidia-smi does not answer", "usedMiB": None, "totalMiB": None}]
+    assert found["engines"][0]["models"] == ["m1", "org/base"]
+
+
 def test_the_status_waits_for_no_lock(engine: Engine, pod: PodDirectory) -> None:
     engine.activate("m1")
     store = podctl.Store(str(pod.root), str(pod.units))
