@@ -2496,14 +2496,8 @@ def verb_activate(store: Store, document: Document) -> Document:
                     say("stopping %s, which has this port in this stack" % unit_name(other))
                     switch(store, other, "disable")
                 trial = install(store, engine, trial_of)
-            except OSError:  # a full disk, say: nothing was restarted
-                with contextlib.suppress(OSError):
-                    for other in rivals:
-                        switch(store, other, "enable")
-                    remove_tree(store.path("units", engine, str(n)))
-                    if good:
-                        in_force = secrets_bytes(store, engine, good[-1].document["secretsRevision"])
-                        write_secrets(store, engine, in_force)
+            except OSError:
+                leave_standing(store, engine, n, good, rivals)
                 raise
         fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
@@ -2726,8 +2720,12 @@ def verb_rollback(store: Store, options: Any) -> Document:
             for killed in [g for g in generations(store, engine) if not g.proven]:
                 drop_generation(store, engine, killed)
             document = {**previous.document, "unit": {"name": unit_name(engine), "text": previous.text}}
-            trial_of = write_generation(store, engine, last.n + 1, document)
-            trial = install(store, engine, trial_of)
+            try:
+                trial_of = write_generation(store, engine, last.n + 1, document)
+                trial = install(store, engine, trial_of)
+            except OSError:
+                leave_standing(store, engine, last.n + 1, [last], [])
+                raise
         what, journalled = "did not become ready", True
         fault = await_ready(store, engine, document, trial, attended=True)
         if not fault:
@@ -2814,6 +2812,23 @@ def go_back(
         serving.append("%s was started again" % unit_name(other))
     now = " and ".join(serving) or "nothing served before it, so the unit is removed"
     return Refusal("%s; %s" % (sentence, now), details)
+
+
+def leave_standing(store: Store, engine: str, n: int, good: Sequence[Generation], rivals: Sequence[str]) -> None:
+    """Where the disk took no more before generation `n` was installed whole: what served goes on serving."""
+    with contextlib.suppress(OSError):
+        for other in rivals:
+            switch(store, other, "enable")
+        remove_tree(store.path("units", engine, str(n)))
+        if not good:
+            return
+        before = good[-1]
+        if read_file(store.unit_file(engine)) != before.text.encode("utf-8"):
+            install(store, engine, before)
+            return
+        write_secrets(store, engine, secrets_bytes(store, engine, before.document["secretsRevision"]))
+        if before.document.get("proxy"):
+            start_proxy(store, engine, before.document)  # it made room for the coming one
 
 
 def remove_state(store: Store, engine: str) -> None:
