@@ -422,7 +422,6 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     """Like `load`, with the faults returned, so that a caller can add what it finds before it raises them."""
     settings, faults = parse_models(config)
     require_lock = _boolean(config.get("requireLock"), "requireLock", False, faults)
-    running = _boolean(config.get("running"), "running", True, faults)
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
     api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
@@ -430,11 +429,11 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     faults += _access_faults(settings, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
     faults += _tls_faults(settings, bool(config.get("tlsKey")))
     found = {"ssh_private_key": private_key, "api_key": api_key, "hf_token": hf_token, "tls_key": tls_key}
-    return settings.model_copy(update={"require_lock": require_lock, "running": running, **found}), faults
+    return settings.model_copy(update={"require_lock": require_lock, **found}), faults
 
 
 def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
-    """Pods, models and store alone, with their faults: all that can be said without a secret or a machine.
+    """Pods, models, store and `running`, with their faults: all that can be said without a secret or a machine.
 
     Where the configuration is a mapping, also the keys in it that nobody would read.
     """
@@ -450,7 +449,7 @@ def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
         pods=tuple(pod for _, pod in pods),
         models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
         store=_store(config.get("store"), faults),
-        running=True,
+        running=_boolean(config.get("running"), "running", True, faults),
         require_lock=False,
         ssh_private_key=None,
         api_key=None,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.cli.pods import Reached, ask_pods, stack_pods
+from components.cli.pods import Reached, ask_pods, stack_settings
 from components.cli.shown import shown_size
 from components.core.errors import printable
 
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    pods, config = stack_pods(args.stack)
-    reached = ask_pods(args.stack, pods, config, args.identity, args.timeout, "status")
+    settings = stack_settings(args.stack)
+    reached = ask_pods(args.stack, settings.pods, settings.running, args.identity, args.timeout, "status")
     if args.json:
         print(json.dumps({"stack": args.stack, "pods": [_document(pod) for pod in reached]}, indent=2))
     else:

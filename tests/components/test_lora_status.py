@@ -232,10 +232,11 @@ def test_the_key_comes_from_the_stack_file_through_pulumi(
     )
 
 
+@pytest.mark.parametrize("running", [False, "false"], ids=["by hand", "by pulumi config set"])
 def test_what_is_switched_off_is_not_asked(
-    stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    running: object, stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack(pods=[{"base": "/models/tiny", "sandbox": {}}], running=False)
+    stack(pods=[{"base": "/models/tiny", "sandbox": {}}], running=running)
     monkeypatch.setattr(pods, "ask_pulumi", lambda *_, **__: pytest.fail("pulumi is asked"))
     assert main(["status", "-s", "acme"]) == 0
     assert capsys.readouterr().out == "/models/tiny  is switched off (lora-pods:running is false)\n"
