@@ -11,7 +11,7 @@ import pulumi
 from components.core.naming import engine_key
 from components.pods import host, sandbox
 from components.pods.contract import Machine
-from components.pods.reach import ReachedPod
+from components.pods.reach import ReachedPod, tells_both_keys
 from components.remote import Command, boot_command
 from components.settings import Pod, Settings
 
@@ -75,6 +75,7 @@ class GpuPod(pulumi.ComponentResource):
         else:
             assert pod.host is not None, "settings.Pod has exactly one kind"
             self.machine = host.machine(pod.host, pod, settings)
+        self._hook = tells_both_keys(f"{pod.base}-other-host-key", self)
         key = engine_key(stack, pod.base)
         reached = ReachedPod(
             f"{pod.base}-reach",
@@ -117,6 +118,7 @@ class GpuPod(pulumi.ComponentResource):
         """Options of what lives on this pod: where the machine goes with its resource, nothing is undone by hand."""
         options = self._options(parent, after)
         options.deleted_with = self._goes_with
+        options.hooks = pulumi.ResourceHookBinding(on_error=[self._hook])
         if self.switched_off:
             options.ignore_changes = ["*"]
         return options

@@ -17,6 +17,7 @@ import pytest
 from components import ssh
 from components.core.errors import UserError
 from components.core.naming import engine_key
+from components.core.ssh_key import shown_key
 from components.on_pod import podctl
 from components.pods import reach
 from components.pods.reach import ReachedPodProvider
@@ -119,7 +120,8 @@ def test_a_pod_that_is_another_machine_now_is_forgotten(leaving: Leaving, capfd:
         leaving.delete("id", props)
         at = f"root@127.0.0.1:{int(props['connection']['port'])}"
     assert capfd.readouterr().out == (
-        f"warning: {at} shows another host key than the pinned one, so it is forgotten as it is. Where it lives, {LEFT}"
+        f"warning: {at} shows another host key, {shown_key(public(STRANGER))}, than the pinned one, "
+        f"{shown_key(public(SERVER))}, so it is forgotten as it is. Where it lives, {LEFT}"
     )
 
 
