@@ -23,7 +23,7 @@ NOWHERE = (
 # What a proxy and vLLM may well take for the list of models: then it is that, and takes the key.
 MODELS = (
     *("/closed/../v1/models", "//v1/models", "/v1//models", "/v1/./models", "/v1/%6dodels", "/v1%2fmodels"),
-    *("/v1/models?/../../closed", "http://other/v1/models", "HTTP://OTHER/v1/models", "/closed/%2e%2e/v1/models"),
+    *("http://other/v1/models", "HTTP://OTHER/v1/models", "/closed/%2e%2e/v1/models"),
 )
 REWRITES = ("X-Original-URL", "X-Rewrite-URL", "X-Forwarded-Prefix", "X-Forwarded-Uri", "X-Original-URI", "Forwarded")
 
