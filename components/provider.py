@@ -11,7 +11,7 @@ from typing import Any
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
-from components.core.errors import UserError
+from components.core.errors import UserError, printable_text
 from components.settings import RawConfig, Settings, load
 
 _format_exc = traceback.format_exc
@@ -19,7 +19,7 @@ _format_exc = traceback.format_exc
 
 def _sentence_or_traceback(*arguments: Any, **options: Any) -> str:
     error = sys.exc_info()[1]
-    return str(error) if isinstance(error, UserError) else _format_exc(*arguments, **options)
+    return printable_text(error if isinstance(error, UserError) else _format_exc(*arguments, **options))
 
 
 class Provider(ResourceProvider):

@@ -85,6 +85,13 @@ def _host_name(value: str) -> str:
     return value
 
 
+def _name(value: str) -> str:
+    """What resources are called after: pulumi shows their names as they are."""
+    if not _one_line(value).isprintable():
+        raise UserError(f"{printable(value)} holds control or formatting characters: write it without them")
+    return value
+
+
 def _user_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value):
         raise UserError("must be a login name")
@@ -140,6 +147,7 @@ def _version(value: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_user_errors_as_faults(_one_line))]
+Name = Annotated[str, AfterValidator(_user_errors_as_faults(_name))]
 PodPath = Annotated[str, AfterValidator(_user_errors_as_faults(_absolute_path))]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Cidr = Annotated[str, AfterValidator(_user_errors_as_faults(_cidr))]
@@ -241,7 +249,7 @@ class Ec2(_Part):
     spot: bool = False
     public_ip: bool = True
     """Whether it is reached at an Elastic IP; else at its private address, from within its network."""
-    profile: Line | None = None
+    profile: Name | None = None
 
     @model_validator(mode="after")
     def _private_in_a_subnet(self) -> Ec2:
@@ -256,7 +264,7 @@ class Ec2(_Part):
 class Pod(_Part):
     """One of `pods`: a base model, the machine that serves it, and how."""
 
-    base: Line
+    base: Name
     base_config: Line | None = None
     host: Host | None = None
     sandbox: Sandbox | None = None

@@ -161,7 +161,7 @@ async def greet(address: Address, private_key: str, question: str, patience: flo
     Raises UserError where the pod cannot be reached, shows another key, refuses ours, or has a key nothing vouches for.
     """
     async with open_session(address, private_key, patience) as session:
-        machine_id = (await session.run("cat /etc/machine-id")).strip()
+        machine_id = printable(next(iter((await session.run("cat /etc/machine-id")).split()), "none"), 40)
         listed = await session.run("cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null")
         answered = (await session.run(question)).strip()
     if not address.host_key:
@@ -169,9 +169,9 @@ async def greet(address: Address, private_key: str, question: str, patience: flo
     shown = await shown_to_go(address)
     if shown != address.host_key and shown.split() not in [line.split()[:2] for line in listed.splitlines()]:
         raise UserError(
-            f"{address} has another host key, {shown_key(shown)}, beside the pinned one, {shown_key(address.host_key)}; "
-            "the command plugin would be shown it, and it is not in its /etc/ssh, so nothing was sent: pin that one "
-            "instead, if it is the machine's own"
+            f"{address} has another host key, {shown_key(shown)}, beside the pinned one, "
+            f"{shown_key(address.host_key)}; the command plugin would be shown it, and it is not in its /etc/ssh, so "
+            "nothing was sent: pin that one instead, if it is the machine's own"
         )
     return Greeting(shown, machine_id, _object(answered))
 
@@ -188,7 +188,7 @@ async def shown_to_go(address: Address) -> str:
             ),
             ATTEMPT_SECONDS,
         )
-    except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
+    except (OSError, asyncssh.Error, ValueError, asyncio.TimeoutError) as error:
         raise UserError(f"{address} answers no more ({printable(error)}): run this again") from None
     return _text(key) if key else ""
 
@@ -268,7 +268,8 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
             if asyncio.get_running_loop().time() > give_up:
                 raise UserError(f"{what}: is this machine online?") from None
             await asyncio.sleep(PAUSE_SECONDS)
-        except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
+        # A ValueError: what a server says of itself is no ASCII.
+        except (OSError, asyncssh.Error, ValueError, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)
                 raise Gone(

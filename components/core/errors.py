@@ -1,6 +1,7 @@
 """The one error a user is meant to read, and the one function that makes foreign text fit to be shown."""
 
 SHOWN_CHARACTERS = 200
+LONGEST_LINE = 10_000
 
 
 class UserError(Exception):
@@ -17,6 +18,11 @@ def printable(text: object, limit: int = SHOWN_CHARACTERS) -> str:
     cut = shown[:limit]
     safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut)
     return safe if len(shown) <= limit else safe + "…"
+
+
+def printable_text(text: object) -> str:
+    """The same of a whole text whose lines stay lines: for where it leaves for a terminal, whoever put it together."""
+    return "\n".join(printable(line, LONGEST_LINE) for line in str(text).split("\n"))
 
 
 def os_reason(error: OSError) -> str:

@@ -78,8 +78,9 @@ class ReachedPodProvider(Provider):
         key = private_key_text(_props["connection"]["credential"], self.settings())
         try:
             left = asyncio.run(_leave(address, key, _props["engine"])).get("left")
-            if left:
-                print(f"{address} stays as it is, for others still use it: {printable(', '.join(left), 2000)}")
+            if left and isinstance(left, list):
+                users = printable(", ".join(map(str, left)), 2000)
+                print(f"{address} stays as it is, for others still use it: {users}")
         except Gone as gone:
             print(f"warning: {gone.what}, so it is forgotten as it is. Where it lives, {_left_on(address, _props)}")
 
@@ -118,7 +119,8 @@ class ReachedPodProvider(Provider):
             return {"host key": str(error)}, props["plugin_host_key"]
         before = props["machine"].split()[0]
         if props["machine"] != OTHER and before != greeting.machine_id:
-            other = f"is another one, {printable(greeting.machine_id, 40)} in /etc/machine-id instead of {before}"
+            now, before = printable(greeting.machine_id, 40), printable(before, 40)
+            other = f"is another one, {now} in /etc/machine-id instead of {before}"
             return {"machine": other}, greeting.plugin_host_key
         found = greeting.answer.get("drift")
         if not isinstance(found, dict):

@@ -179,7 +179,8 @@ def test_a_pod_with_another_host_key(
     told = (
         f"ops@127.0.0.1:{port} shows another host key, {shown_key(public(STRANGER))}, than the pinned one, "
         f"{shown_key(public(SERVER))}: it is another machine, or someone is in between, and nothing was sent; if "
-        "a host was replaced on purpose, set its new hostKey (an ec2 instance or a sandbox: `pulumi up --replace` its URN)\n"
+        "a host was replaced on purpose, set its new hostKey (an ec2 instance or a sandbox: `pulumi up --replace` its "
+        "URN)\n"
     )
     assert status() == 1
     assert capsys.readouterr().out == f"org/base-0  NOT REACHED: {told}"
