@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ def play(rounds: Sequence[Round], directory: Path) -> list[Outcome]:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--rounds", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--fault", action="append", choices=list(FAULTS), help="these alone")
     parser.add_argument("--change", action="append", choices=list(CHANGES), help="these alone")
     parser.add_argument("--plan", action="store_true", help="print what would be done, and do nothing")
@@ -56,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     version = subprocess.run(["pulumi", "version"], capture_output=True, text=True, check=True).stdout.strip()
     print(f"seed {given.seed}, {given.rounds} rounds; pulumi {version}, Python {platform.python_version()}", flush=True)
+    # A pod and what runs on this machine are to go with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lora-pods-chaos-") as directory:
         outcomes = play(rounds, Path(directory))

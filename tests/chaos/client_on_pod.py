@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, Dict, Tuple
 
-PAUSE = 0.1
+PAUSE = 0.2
 
 
 def ask(model: str, key: str) -> Tuple[int, str]:

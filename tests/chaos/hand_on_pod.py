@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Dict, List
 
-POLL = 0.01
+POLL = 0.03
 
 
 def commands() -> Dict[int, List[str]]:

@@ -74,7 +74,7 @@ def servings(journal: Iterable[Mapping[str, object]], kills: Iterable[float], un
     ]
 
 
-def testimony(served: Sequence[Serving], asked: Sequence[Asked], right: Mapping[str, Sequence[str]]) -> Testimony:
+def judged(served: Sequence[Serving], asked: Sequence[Asked], right: Mapping[str, Sequence[str]]) -> Testimony:
     """`right` maps each model to the weights of which one must have answered."""
     lost, met_restart = [], 0
     for question in asked:

@@ -19,7 +19,7 @@ from typing import Any
 
 from components.core.naming import engine_key, unit_name
 from tests.chaos.schedule import FAULTS, Adapter, Declared, Round
-from tests.chaos.witness import LISTENS, Testimony, servings, testimony
+from tests.chaos.witness import LISTENS, Testimony, judged, servings
 from tests.chaos.witness import Client as Witness
 from tests.engine.conftest import BASE, Client, Key, host_pod
 from tests.support.adapters import CONFIG, lora_shapes, safetensors_bytes, write_adapter
@@ -386,7 +386,7 @@ class World:
         for model in planned.before.adapters.keys() & planned.after.adapters.keys():
             both = {planned.before.adapters[model], planned.after.adapters[model]}
             right[model] = [self.weights[adapter] for adapter in both if not adapter.bad]
-        outcome.told = testimony(times, [each for each in self.witness.taken() if each.model in right], right)
+        outcome.told = judged(times, [each for each in self.witness.taken() if each.model in right], right)
         outcome.faults += [f"lost: {each}" for each in outcome.told.lost[:3]]
 
     def read_journal(self, since: float) -> None:
