@@ -2026,6 +2026,9 @@ def other_models(models: Mapping[str, Any], served: Mapping[str, Any]) -> str:
     return ""
 
 
+INTERRUPTED = "the run that wanted it was interrupted"
+
+
 def why_over(state: State, trial: Trial, attended: bool) -> str:
     """Why nothing more is to be expected of a trial, "" while it goes on."""
     if state.sub == "auto-restart" or state.restarts > trial.state.restarts:
@@ -2035,7 +2038,7 @@ def why_over(state: State, trial: Trial, attended: bool) -> str:
     if state.invocation != trial.state.invocation:
         return "the unit was started again by somebody else"
     if attended and deserted():
-        return "the run that wanted it was interrupted"
+        return INTERRUPTED
     return ""
 
 
@@ -2511,6 +2514,8 @@ def verb_activate(store: Store, document: Document) -> Document:
             told = explain(store, engine, trial) if journalled else ("", [])
             raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)
         keep_version(engine, trial_of)
+        if deserted():  # the last moment at which that can be undone
+            raise go_back(store, engine, good, trial_of, "is not kept", INTERRUPTED, ("", []), rivals)
         write_file(os.path.join(trial_of.path, "proven"), b"")
         tidy(store, engine)
     return report(engine, trial_of, restarted=True, found=found)

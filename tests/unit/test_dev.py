@@ -147,7 +147,7 @@ def test_help_lists_every_verb(machine: Machine) -> None:
     told = re.findall(r"^  ([a-z]+) ", machine.dev("help").stdout, re.MULTILINE)
     dispatched = re.findall(r"^    ([a-z]+)(?: \| [^)]*)?\) ", (ROOT / "dev").read_text(encoding="utf-8"), re.MULTILINE)
     assert told == dispatched
-    assert {"setup", "demo", "down", "test", "lint", "lock", "pulumi", "image", "env", "help"} == set(told)
+    assert {"setup", "demo", "down", "test", "chaos", "lint", "lock", "pulumi", "image", "env", "help"} == set(told)
 
 
 def test_an_unknown_verb_is_refused(machine: Machine) -> None:

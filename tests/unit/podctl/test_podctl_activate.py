@@ -877,6 +877,25 @@ def test_a_trial_that_nobody_waits_for_any_more_is_over(
     assert generations(pod) == {1: True}
 
 
+def test_nor_is_one_kept_that_nobody_waits_for_once_it_is_proven(
+    engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate("m1")
+    good = (pod.units / UNIT).read_text()
+    gone: list[str] = []
+    monkeypatch.setattr(podctl, "keep_version", lambda *_: gone.append("whoever wanted it"))
+    monkeypatch.setattr(podctl, "deserted", lambda: bool(gone))
+
+    answer = engine.activate("m1", "m2")
+
+    assert (answer.status, answer.lines[-1]) == (
+        1,
+        f"{UNIT} is not kept: the run that wanted it was interrupted; the unit from before serves again (m1, org/base)",
+    )
+    assert (pod.units / UNIT).read_text() == good
+    assert generations(pod) == {1: True}
+
+
 def test_sshd_that_closed_its_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     stderr = os.dup(2)
