@@ -49,7 +49,7 @@ class Described:
                     warnings += [f"{place}.engine.{said}" for said in warnings_of(tls, pod.engine.tls.certificate)]
                 warnings += [f"{place}.engine: {warning}" for warning in engines[pod.base].plan.warnings]
             except UserError as error:
-                faults.append(f"{place}.engine: {error}")
+                faults += [f"{place}.engine: {sentence}" for sentence in error.sentences]
         verdict = verdict_on(found.present, settings, cache)
         faults += verdict.faults
         warnings += verdict.warnings
