@@ -3111,6 +3111,8 @@ def verb_prepare(store: Store, document: Document) -> Document:
     faults += space_faults(store.root, document)
     if needs["gpu"] and not gpus:
         faults.append("nvidia-smi lists no GPU: install NVIDIA's driver, or set engine.device to cpu")
+    elif needs["gpu"] and (optional(needs, "gpus", int) or 0) > len(gpus):
+        faults.append("engine.args shares the base among %d GPUs, and nvidia-smi lists %d" % (needs["gpus"], len(gpus)))
     homes_shown = any(under(path, HOMES) for path in (python, base) if path is not None)
     faults += unseen(os.path.join(existing_parent(store.root), "blobs"), "the blob store", homes_shown)
     if python is not None:
