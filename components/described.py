@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from components.certificate import Tls, read_tls, warnings_of
 from components.checked import memory_of, verdict_on
+from components.console import program_says
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.engine import PlannedEngine, planned_engine
@@ -30,7 +31,7 @@ class Described:
         """Raises SettingsError with every fault of the file, of its lock, of the adapters and of the plans together."""
         settings, faults = parse(config)
         faults += secrecy_faults(config)
-        cache = DigestCache()
+        cache = DigestCache(say=program_says())
         found = look(settings, stack, cache)
         faults += found.faults
         warnings = list(found.warnings)
