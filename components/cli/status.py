@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from components.cli.pods import Reached, ask_pods, stack_settings
-from components.cli.shown import shown_size
 from components.core.errors import printable
+from components.core.sizes import shown_size
 
 SECONDS = 20.0
 HEADINGS = ("pod", "at", "unit", "since", "vLLM", "GPU", "disk")

@@ -9,7 +9,7 @@ mtime 0; no directory members, no compression, two zero blocks at the end and no
 import hashlib
 import os
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,8 +69,8 @@ def stream_bundle(members: Sequence[Member], chunk: int = CHUNK) -> Generator[by
         yield bytes(piece)
 
 
-def digest_bundle(members: Sequence[Member]) -> str:
-    """``sha256:<hex>`` of the tar's bytes.
+def digest_bundle(members: Sequence[Member], counted: Callable[[int], None] | None = None) -> str:
+    """``sha256:<hex>`` of the tar's bytes; ``counted`` is told of each piece how many they were.
 
     Raises:
         UserError: a file cannot be read, or changed while it was being read.
@@ -78,6 +78,8 @@ def digest_bundle(members: Sequence[Member]) -> str:
     sha256 = hashlib.sha256()
     for piece in _pieces(members, CHUNK):
         sha256.update(piece)
+        if counted:
+            counted(len(piece))
     return f"sha256:{sha256.hexdigest()}"
 
 

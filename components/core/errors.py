@@ -1,11 +1,29 @@
 """The one error a user is meant to read, and the one function that makes foreign text fit to be shown."""
 
+from collections.abc import Sequence
+
 SHOWN_CHARACTERS = 200
 LONGEST_LINE = 10_000
 
 
 class UserError(Exception):
     """A fault the user can mend. ``str(error)`` is the whole sentence: what, where, what to do."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return (str(self),)
+
+
+class UserErrors(UserError):
+    """Several faults of one thing, found together: a sentence each."""
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        super().__init__("\n".join(sentences))
+        self._sentences = tuple(sentences)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return self._sentences
 
 
 def printable(text: object, limit: int = SHOWN_CHARACTERS) -> str:

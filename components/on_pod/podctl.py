@@ -80,6 +80,8 @@ BUSY = (408, 429, 500, 502, 503, 504)  # what a store may answer now and not a m
 STALE_SECONDS = 7 * 86400.0  # an abandoned upload is kept this long for resuming
 POLL_SECONDS = 0.5
 SAY_SECONDS = 10.0  # between two lines of progress
+SAY_AT_LAST_SECONDS = 60.0  # the same, where it takes long: a log keeps each of them
+SAID_ONE_BY_ONE = 10
 KEPT_GENERATIONS = 3
 FEW_NAMES = 100
 PROBE_SECONDS = 120.0  # for one answer: the first may wait for kernels that are built when they are needed
@@ -1002,11 +1004,15 @@ def verb_place(store: Store, document: Document) -> Document:
                 raise Refusal(
                     "sha256:%s, the adapter of model %s, is not on this pod: it must be sent first" % (hexdigest, model)
                 )
-        unpacked = []
-        for hexdigest in sorted(set(wanted.values())):
+        unpacked, due = [], time.monotonic() + SAY_SECONDS
+        for done, hexdigest in enumerate(sorted(set(wanted.values())), 1):
             if unpack(store, hexdigest):
                 unpacked.append("sha256:" + hexdigest)
-                say("sha256:%s is unpacked" % hexdigest)
+                if len(unpacked) <= SAID_ONE_BY_ONE:
+                    say("sha256:%s is unpacked" % hexdigest)
+                elif time.monotonic() > due:
+                    say("%d of %d bundles are unpacked" % (done, len(set(wanted.values()))))
+                    due = time.monotonic() + SAY_SECONDS
         for model, hexdigest in sorted(wanted.items()):
             store.set_ref(Ref(stack, model, "sha256:" + hexdigest, base))
         dropped = drop_refs(store, stack, base, keep=set(wanted))
@@ -2042,6 +2048,11 @@ def why_over(state: State, trial: Trial, attended: bool) -> str:
     return ""
 
 
+def pause_of(waited: float) -> float:
+    """How long until the next line of progress, after so many seconds."""
+    return min(max(SAY_SECONDS, waited / 4), SAY_AT_LAST_SECONDS)
+
+
 def await_ready(
     store: Store, engine: str, document: Document, trial: Trial, attended: bool = False, loaded: bool = False
 ) -> str:
@@ -2075,12 +2086,12 @@ def await_ready(
         if now > began + limit:
             return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % (state,))
         if now > due:
-            last = (journal(unit, trial, 1) or ["nothing yet"])[-1]
-            say(
-                "waiting for %s: %s, %d of %d s, %s; it says: %s"
-                % (unit, state, now - began, limit, redact(fault)[:120], redact(last)[:160])
-            )
-            due = now + SAY_SECONDS
+            last = redact((journal(unit, trial, 1) or ["nothing in its journal yet"])[-1])
+            # A terminal shows the beginning: who logs, when and where in vLLM's sources would be all of it.
+            last = re.sub(r"^(\([^()]*\) )?[A-Z]+ \d\d-\d\d [\d:]+ (\[[^][]*\] )?", "", last)[:160]
+            waited = "%d of %d s, %s, %s" % (now - began, limit, state, redact(fault)[:120])
+            say("%s (waiting for %s: %s)" % (last, unit, waited))
+            due = now + pause_of(now - began)
         time.sleep(POLL_SECONDS)
 
 
@@ -3145,6 +3156,8 @@ def verb_prepare(store: Store, document: Document) -> Document:
     faults += space_faults(store.root, document)
     if needs["gpu"] and not gpus:
         faults.append("nvidia-smi lists no GPU: install NVIDIA's driver, or set engine.device to cpu")
+    elif needs["gpu"] and (optional(needs, "gpus", int) or 0) > len(gpus):
+        faults.append("engine.args shares the base among %d GPUs, and nvidia-smi lists %d" % (needs["gpus"], len(gpus)))
     homes_shown = any(under(path, HOMES) for path in (python, base) if path is not None)
     faults += unseen(os.path.join(existing_parent(store.root), "blobs"), "the blob store", homes_shown)
     if python is not None:

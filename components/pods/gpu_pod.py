@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pulumi
 
+from components.core.engine_args import gpus_needed
 from components.core.naming import engine_key
 from components.pods import host, sandbox
 from components.pods.contract import Machine
@@ -134,12 +135,13 @@ class GpuPod(pulumi.ComponentResource):
 
 
 def _needs(pod: Pod, key: str) -> dict[str, Any]:
-    engine = pod.engine
+    engine, gpus = pod.engine, gpus_needed(pod.engine.args) or 1
     return {
         "base": pod.base if pod.base.startswith("/") else None,
         "diskGiB": engine.disk_gi_b or 1.0,
         "engine": key,
         "gpu": pod.device == "gpu",
+        **({"gpus": gpus} if gpus > 1 and pod.device == "gpu" else {}),
         **({"proxy": True} if pod.proxied else {}),
         "python": None if engine.vllm else pod.python,
         # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute

@@ -73,6 +73,29 @@ def test_a_refusal_is_told_in_podctls_words_and_made_harmless() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_said_meanwhile_is_heard_line_by_line(fails: bool) -> None:
+    heard: list[str] = []
+
+    async def work(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        await process.stdin.read()
+        for piece in (b"1 of 2 bun", b"dles\n2 of 2 bundles\nno end"):
+            process.stderr.write(piece)
+        process.stdout.write(b"{}\n" if fails else b'{"fetched": 2}\n')
+        process.exit(int(fails))
+
+    async def run() -> None:
+        async with server(work) as address, open_session(address, text(CLIENT)) as session:
+            if fails:
+                with pytest.raises(UserError, match=r"\A1 of 2 bundles\n2 of 2 bundles\nno end\Z"):
+                    await session.call("podctl fetch", {}, heard.append)
+            else:
+                assert await session.call("podctl fetch", {}, heard.append) == {"fetched": 2}
+
+    asyncio.run(run())
+    assert heard == ["1 of 2 bundles", "2 of 2 bundles"]
+
+
 def test_a_source_that_fails_ends_the_command_and_is_told() -> None:
     async def run() -> None:
         def chunks() -> Iterator[bytes]:

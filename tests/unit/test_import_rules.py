@@ -34,12 +34,14 @@ ALLOWED: Mapping[str, frozenset[str]] = {
         {
             "components.certificate",
             "components.checked",
+            "components.console",
             "components.engine",
             "components.locked",
             "components.settings",
             "components.core",
         }
     ),
+    "components.console": frozenset({"components.core"}),
     "components.checked": frozenset(
         {"components.locked", "components.settings", "components.core.check", "components.core"}
     ),
@@ -74,6 +76,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     ),
     "components.bundles": frozenset(
         {
+            "components.console",
             "components.pods",
             "components.remote",
             "components.ssh",

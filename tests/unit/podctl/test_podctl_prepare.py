@@ -146,6 +146,11 @@ def test_every_fault_is_reported_at_once(machine: Machine, monkeypatch: pytest.M
     ]
 
 
+def test_more_gpus_than_the_pod_has(machine: Machine) -> None:
+    assert machine.faults(gpu=True, gpus=4) == ["- engine.args shares the base among 4 GPUs, and nvidia-smi lists 2"]
+    assert machine.prepare(gpu=True, gpus=2).status == 0
+
+
 def test_what_is_here_already_counts_as_room_for_it(machine: Machine, pod: PodDirectory) -> None:
     """Preparing again (a rotated key, say) must not ask for the space that the models took since."""
     machine.prepare()

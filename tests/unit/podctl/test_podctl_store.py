@@ -46,6 +46,20 @@ def test_place_unpacks_and_refers(stocked: PodDirectory) -> None:
     assert (stocked.root / "refs/prod/a").read_text() == f'{{"base": "org/base", "digest": "{ONE}"}}\n'
 
 
+def test_many_bundles_fill_no_log(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_ = sorted([ONE, TWO, THREE])
+    monkeypatch.setattr(podctl, "SAID_ONE_BY_ONE", 1)
+    assert stocked.place({"a": ONE, "b": TWO, "c": THREE}).lines == [f"{first} is unpacked"]
+
+
+def test_many_bundles_are_counted_where_they_take_long(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "SAID_ONE_BY_ONE", 0)
+    monkeypatch.setattr(podctl, "SAY_SECONDS", -1.0)
+    assert stocked.place({"a": ONE, "b": TWO, "c": THREE}).lines == [
+        f"{done} of 3 bundles are unpacked" for done in (1, 2, 3)
+    ]
+
+
 def test_placing_again_finds_nothing_to_do(stocked: PodDirectory) -> None:
     stocked.place({"a": ONE})
     before = stocked.snapshot()
