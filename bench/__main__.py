@@ -13,7 +13,7 @@ from bench.support.machine import machine
 from bench.support.options import Options
 
 PROGRAMS = (
-    *("preview_unchanged", "preview_many"),
+    *("preview_unchanged", "preview_many", "updates", "slow_link", "digests", "engine_ready", "serving"),
     "lora_check",
 )
 

@@ -36,8 +36,8 @@ def run(options: Options) -> Table:
     cache = "its cache empty" if dropped else "its cache as it was"
     table = Table(
         "lora check",
-        f"`lora check` of {ADAPTERS} adapters of 160 MiB, each run a process of its own that remembers nothing, the file "
-        f"system with {cache}. Bytes read are the process's, the interpreter's modules included.",
+        f"`lora check` of {ADAPTERS} adapters of 160 MiB, each run a process of its own that remembers nothing, the "
+        f"file system with {cache}. Bytes read are the process's, the interpreter's modules included.",
     )
     table.add(
         Row(f"lora check, {ADAPTERS} adapters", Figure([seconds for seconds, _ in runs], "s")),
