@@ -36,7 +36,8 @@ def run(options: Options) -> Table:
                 ended.append(end - started)
                 by_hand.append(seconds)
     table = Table(
-        f"Ready after up startsA first `pulumi up --yes --skip-preview` of {len(adapters)} small adapters onto a "
+        "Ready after up starts",
+        f"A first `pulumi up --yes --skip-preview` of {len(adapters)} small adapters onto a "
         "pod that runs, from its start until `/v1/models` lists them all, against vLLM on the same pod, started by "
         "hand with the same arguments and environment, with everything in its place. vLLM for CPUs, SmolLM2-135M. "
         "`up` ends later: it asks each adapter.",

@@ -29,7 +29,8 @@ def run(options: Options) -> Table:
     declared = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
     what = f"preview, nothing changed, {count} adapters of 160 MB"
     table = Table(
-        f"A preview in which nothing changed`pulumi preview` of a stack with {count} adapters of 160 MB on one pod, "
+        "A preview in which nothing changed",
+        f"`pulumi preview` of a stack with {count} adapters of 160 MB on one pod, "
         f"against that of a bare program with as many resources of the same kinds ({declared}), which does nothing "
         "but declare them, and of a program without any. The weights read are counted by strace, over pulumi and "
         "all that it starts.",

@@ -32,7 +32,8 @@ def run(options: Options) -> Table:
         here.destroy()
     many, one = seconds[None], seconds[1]
     table = Table(
-        f"Serving{REQUESTS} requests of {tokens} tokens at the same time to one engine: over {len(models)} "
+        "Serving",
+        f"{REQUESTS} requests of {tokens} tokens at the same time to one engine: over {len(models)} "
         "adapters, and all to the same one. With the `--max-loras` that is computed here and with 1, which is "
         "vLLM's own. Tokens a second of all together; vLLM for CPUs, SmolLM2-135M.",
     )

@@ -55,7 +55,8 @@ def run(options: Options) -> Table:
                 copies[scp.name].append(timed(scp.run))
                 scp.clear()
     table = Table(
-        f"Updates{count} adapters of 160 MB and one systemd unit, over SSH to a container on this machine, so that "
+        "Updates",
+        f"{count} adapters of 160 MB and one systemd unit, over SSH to a container on this machine, so that "
         "its cores do both ends. `pulumi up --yes --skip-preview` here, and there what else brings about the same "
         "files and the same unit, restarted when something changed. Only `up` waits for the engine and asks every "
         "adapter; how long the engine itself takes to start is taken off its figures where it starts. scp copies "
