@@ -9,7 +9,7 @@ from bench.support.options import Options
 from bench.support.site import Site
 from bench.support.table import Figure, Goal, Row, Table
 from bench.support.timing import tell
-from bench.support.vllm import ENGINE, Watch, endpoint, vllm_site
+from bench.support.vllm import ENGINE, Watch, vllm_site
 from bootstrap.demo.prepare import BASE
 from tests.support.machines import container_engine
 
@@ -18,18 +18,18 @@ IMAGES = ("sandbox",)
 
 def run(options: Options) -> Table:
     ready, ended, by_hand = [], [], []
-    with vllm_site() as (here, adapters):
+    with vllm_site() as (here, adapters, url):
         served = {BASE, *adapters}
         here.configure(adapters, base=BASE, engine=ENGINE)
         # Once without counting: files come from the disk's cache from then on, and compiled modules are there.
         for number in range(options.repeat + 1):
             tell(f"round {number}: up")
             here.forget_digests()
-            watch, started = Watch(endpoint(here), served), time.perf_counter()
+            watch, started = Watch(url, served), time.perf_counter()
             here.up()
             end = time.perf_counter()
             tell(f"round {number}: by hand")
-            seconds = start_by_hand(here, *started_with(here), served)
+            seconds = start_by_hand(here, *started_with(here), url, served)
             here.destroy()
             if number:
                 ready.append(watch.wait() - started)
@@ -56,7 +56,7 @@ def started_with(here: Site) -> tuple[list[str], dict[str, str]]:
     return here.machine.argv(pid), dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def start_by_hand(here: Site, words: list[str], environment: dict[str, str], served: set[str]) -> float:
+def start_by_hand(here: Site, words: list[str], environment: dict[str, str], url: str, served: set[str]) -> float:
     """Seconds until the same engine, started by a shell where the unit was, is ready."""
     here.machine.run("systemctl", "stop", here.unit)
     settings = [f"{name}={value}" for name, value in environment.items()]
@@ -65,7 +65,7 @@ def start_by_hand(here: Site, words: list[str], environment: dict[str, str], ser
     with subprocess.Popen(
         [*container_engine(), *command, *settings, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
-        seconds = Watch(endpoint(here), served).wait() - started
+        seconds = Watch(url, served).wait() - started
         here.machine.run("sh", "-c", "kill $(cat /run/by-hand)")
         process.wait()
     return seconds

@@ -7,7 +7,7 @@ from functools import partial
 from bench.support.options import Options
 from bench.support.table import Figure, Goal, Row, Table
 from bench.support.timing import in_turn, tell
-from bench.support.vllm import ENGINE, ask_all, endpoint, vllm_site
+from bench.support.vllm import ENGINE, ask_all, vllm_site
 from bootstrap.demo.prepare import BASE
 
 IMAGES = ("sandbox",)
@@ -17,7 +17,7 @@ REQUESTS = 12
 def run(options: Options) -> Table:
     tokens = 16 if options.quick else 48
     seconds: dict[int | None, list[Figure]] = {}
-    with vllm_site() as (here, adapters):
+    with vllm_site() as (here, adapters, url):
         models = list(adapters)
         spread = [models[number % len(models)] for number in range(REQUESTS)]
         alone = [models[0]] * REQUESTS
@@ -26,7 +26,6 @@ def run(options: Options) -> Table:
             engine = {**ENGINE, **({"maxLoras": most} if most else {})}
             here.configure(adapters, base=BASE, engine=engine)
             here.up()
-            url = endpoint(here)
             works = partial(ask_all, url, spread, tokens), partial(ask_all, url, alone, tokens)
             seconds[most] = in_turn(options.repeat, *works)
         here.destroy()

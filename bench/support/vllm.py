@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 import urllib.error
@@ -16,6 +17,7 @@ from typing import Any
 from bench.support.site import Site, site
 from bootstrap.demo.personas import DIRECTORIES
 from bootstrap.demo.prepare import ADAPTERS, BASE, MODEL, prepare
+from components.pods.sandbox import free_port
 from tests.support.machines import call
 
 SANDBOX_IMAGE = "localhost/lora-pods-sandbox"
@@ -33,16 +35,26 @@ PROMPT = "Tell me about the tallest mountain of the world."
 
 
 @contextmanager
-def vllm_site() -> Iterator[tuple[Site, dict[str, Path]]]:
-    """A pod that has the demo's base, and the demo's adapters by model id; they are trained unless they are there."""
+def vllm_site() -> Iterator[tuple[Site, dict[str, Path], str]]:
+    """A pod that has the demo's base; the demo's adapters, trained unless they are there; the URL of the engine."""
     prepare()
     with site(SANDBOX_IMAGE) as here:
         call("cp", str(MODEL), f"{here.machine.name}:{BASE}")
-        yield here, {persona: ADAPTERS / place for persona, place in sorted(DIRECTORIES.items())}
+        adapters = {persona: ADAPTERS / place for persona, place in sorted(DIRECTORIES.items())}
+        with tunnel(here) as port:
+            yield here, adapters, f"http://127.0.0.1:{port}/v1"
 
 
-def endpoint(here: Site) -> str:
-    return f"http://127.0.0.1:{here.machine.port(8000)}/v1"
+@contextmanager
+def tunnel(here: Site) -> Iterator[int]:
+    """The port of this machine that leads to the engine, which listens on its pod's loopback."""
+    port = free_port()
+    where = ["-L", f"127.0.0.1:{port}:127.0.0.1:8000", "-p", str(here.machine.port()), "root@127.0.0.1"]
+    with subprocess.Popen(["ssh", "-N", "-q", *here.ssh_options(), *where], stdin=subprocess.DEVNULL) as process:
+        try:
+            yield port
+        finally:
+            process.terminate()
 
 
 def models_served(url: str) -> set[str]:

@@ -19,7 +19,9 @@ from components.core.errors import UserError, os_reason
 from components.core.read_ahead import read_ahead
 
 BLOCK = 512
-CHUNK = 1024 * 1024
+# What is larger than this comes from the system in pages that have to be cleared first, at every copy: sending it over
+# SSH in pieces of 1 MiB takes half as much of a core again.
+CHUNK = 128 * 1024
 # Copying a file's bytes out of the system's cache takes a fifth of the time that hashing them does: a bundle this large
 # is read by one thread and hashed by another. Two buffers of this size stay in a core's own cache.
 HASHED_CHUNK = 512 * 1024
