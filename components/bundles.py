@@ -10,23 +10,25 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from components.console import provider_says
-from components.core.digest_cache import BundleFacts
 from components.core.errors import UserError
 from components.core.meter import Meter, Say, paced
-from components.pods.contract import Machine
 from components.pods.credentials import private_key_text
-from components.pods.gpu_pod import GpuPod
 from components.provider import Provider
 from components.remote import pod_command, podctl_line, podctl_sha256
-from components.settings import Settings
-from components.store_url import StoreUrl
 from components.supply import Supply, opened
+
+if TYPE_CHECKING:
+    from components.core.digest_cache import BundleFacts
+    from components.pods.contract import Machine
+    from components.pods.gpu_pod import GpuPod
+    from components.settings import Settings
+    from components.store_url import StoreUrl
 
 
 class AdapterBundleProvider(Provider):

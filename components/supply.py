@@ -15,11 +15,11 @@ from components.core.errors import UserError, printable
 from components.core.listing import listed
 from components.core.lock import why_absent
 from components.core.meter import Meter, Say
-from components.settings import Settings
-from components.store_url import StoreUrl
 
 if TYPE_CHECKING:
+    from components.settings import Settings
     from components.store import BundleStore
+    from components.store_url import StoreUrl
 
 # Pulumi asks for several resources at a time, and more than one model may have the same bytes.
 _TURNS: dict[str, Lock] = {}

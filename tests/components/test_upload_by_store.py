@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from components import provider as provider_module
+from components import settings as settings_module
 from components import supply
 from components.bundles import AdapterBundleProvider
 from components.core.digest_cache import BundleFacts
@@ -121,7 +121,7 @@ def test_a_stack_file_is_parsed_once_for_all_of_its_bundles(s3: S3, monkeypatch:
         parsed.append(config)
         return load(config)
 
-    monkeypatch.setattr(provider_module, "load", count)
+    monkeypatch.setattr(settings_module, "load", count)
     provider = AdapterBundleProvider()
     provider._config = Config(pods=[{"base": "org/base", "host": HOST, "engine": ENGINE}], sshPrivateKey=text(CLIENT))
     plain = {"digest": "sha256:aa", "size": 1.0, "rank": 8.0}
