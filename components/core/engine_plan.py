@@ -35,7 +35,12 @@ MAX_LORAS_CAP = 8
 memory for the largest rank."""
 
 _DEFAULT_ENVIRONMENT = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
-_STOP_SECONDS = 60
+_DRAIN = "shutdown-timeout"
+_DRAIN_SECONDS = 60
+"""How long requests in flight may take to finish, unless `engine.args` says: meanwhile nobody else is served."""
+_STOP_SECONDS = 30
+"""What is left of stopping after that. Longer helps nobody: where requests are not done in time, vLLM 0.32 kills its
+workers and then waits for the clients' connections, which do not end."""
 _SMALLER = "take a larger GPU, a smaller base or engine.maxModelLen, or adapters of a smaller rank"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 
@@ -117,12 +122,15 @@ def plan_engine(
     adapters = sorted(adapters, key=lambda adapter: adapter.id)
     served = _served(base, adapters, sorted(aliases), blob_path)
     arguments = _user_arguments(options.args)
+    drain = _drain_seconds(arguments, options)
     flags = _lora_flags(adapters, options, arguments)
     argv = [python, "-m", SERVER_MODULE]
     argv += _flag("model", base)
     argv += ["--served-model-name", base, *sorted(aliases)]
     argv += _flag("host", options.listen)
     argv += _flag("port", options.port)
+    if drain and _drain_flag(arguments) is None:
+        argv += _flag(_DRAIN, drain)
     for name, value in (
         ("dtype", options.dtype),
         ("gpu-memory-utilization", options.gpu_memory_utilization),
@@ -131,7 +139,9 @@ def plan_engine(
         if value is not None:
             argv += _flag(name, value)
     for name in arguments:
-        argv += _user_flag(name, arguments[name])
+        # Left out, 0 does for an older vLLM too, in an `engine.python` whose version nobody told.
+        if name != _drain_flag(arguments) or arguments[name] != 0:
+            argv += _user_flag(name, arguments[name])
     if adapters:
         argv.append("--enable-lora")
         for flag in flags:
@@ -144,7 +154,7 @@ def plan_engine(
         _environment(python, options.env, eager_cpu=options.device == "cpu" and arguments.get("enforce-eager") is True),
         flags,
         served,
-        _STOP_SECONDS + _draining_seconds(arguments),
+        _STOP_SECONDS + drain,
         options.device == "gpu",
         (*_names_alike(list(served)), *(_quantized(arguments) if adapters else ())),
     )
@@ -320,10 +330,20 @@ def _user_arguments(args: Mapping[str, Json]) -> dict[str, Json]:
     return {name: args[keys[name]] for name in sorted(keys)}
 
 
-def _draining_seconds(arguments: Mapping[str, Json]) -> int:
-    """How long `--shutdown-timeout` lets requests in flight go on after the order to stop."""
-    value = arguments.get("shutdown-timeout", 0)
+def _drain_seconds(arguments: Mapping[str, Json], options: EngineOptions) -> int:
+    """How long `--shutdown-timeout` lets requests in flight go on after the order to stop; 0, as none, aborts them."""
+    given = _drain_flag(arguments)
+    if given is None:
+        return _DRAIN_SECONDS if loader_rules(options.vllm).drains else 0
+    value = arguments[given]
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
     return math.ceil(value) if isinstance(value, int | float) and 0 <= value < 86400 else 0
+
+
+def _drain_flag(arguments: Mapping[str, Json]) -> str | None:
+    """Under which name they hold `--shutdown-timeout`: argparse takes a beginning of its own for the whole."""
+    return next((name for name in arguments if name.startswith("shu") and _DRAIN.startswith(name)), None)
 
 
 def _flag_name(key: str) -> str:
