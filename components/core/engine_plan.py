@@ -39,7 +39,12 @@ MAX_LORAS_CAP = 8
 memory for the largest rank."""
 
 _DEFAULT_ENVIRONMENT = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
-_STOP_SECONDS = 60
+_DRAIN = "shutdown-timeout"
+_DRAIN_SECONDS = 60
+"""How long requests in flight may take to finish, unless `engine.args` says: meanwhile nobody else is served."""
+_STOP_SECONDS = 30
+"""What is left of stopping after that. Longer helps nobody: where requests are not done in time, vLLM 0.32 kills its
+workers and then waits for the clients' connections, which do not end."""
 _DAY = 86400
 _SMALLER = "take a larger GPU, a smaller base or engine.maxModelLen, or adapters of a smaller rank"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
@@ -126,12 +131,15 @@ def plan_engine(
     served = _served(base, adapters, sorted(aliases), blob_path)
     arguments, told = parsed_arguments(options.args, options.vllm)
     told += _shared_gpus(options)
+    drain = _drain_seconds(arguments, options)
     flags = _lora_flags(adapters, options, arguments)
     argv = [python, "-m", SERVER_MODULE]
     argv += flag_words("model", base)
     argv += ["--served-model-name", base, *sorted(aliases)]
     argv += flag_words("host", options.listen)
     argv += flag_words("port", options.port)
+    if drain and _drain_flag(arguments) is None:
+        argv += flag_words(_DRAIN, drain)
     for name, value in (
         ("dtype", options.dtype),
         ("gpu-memory-utilization", options.gpu_memory_utilization),
@@ -139,6 +147,10 @@ def plan_engine(
     ):
         if value is not None:
             argv += flag_words(name, value)
+    given = _drain_flag(arguments)
+    if given is not None and arguments[given] == 0:
+        # Left out, it does for an older vLLM too, in an `engine.python` whose version nobody told.
+        arguments = {name: value for name, value in arguments.items() if name != given}
     argv += argv_of(arguments, options.vllm)
     if adapters:
         argv.append("--enable-lora")
@@ -152,7 +164,7 @@ def plan_engine(
         _environment(python, options.env, eager_cpu=options.device == "cpu" and arguments.get("enforce-eager") is True),
         flags,
         served,
-        _STOP_SECONDS + _draining_seconds(arguments),
+        _STOP_SECONDS + drain,
         options.device == "gpu",
         (*_names_alike(list(served)), *(_quantized(arguments) if adapters else ()), *told),
     )
@@ -314,10 +326,13 @@ def _max_cpu_loras(count: int, max_loras: int, options: EngineOptions) -> Planne
     return PlannedFlag("max-cpu-loras", str(count), f"{counted(count, 'adapter')}, all stay in CPU memory")
 
 
-def _draining_seconds(arguments: Mapping[str, Json]) -> int:
-    """How long `--shutdown-timeout` lets requests in flight go on after the order to stop."""
+def _drain_seconds(arguments: Mapping[str, Json], options: EngineOptions) -> int:
+    """How long `--shutdown-timeout` lets requests in flight go on after the order to stop; 0, as none, aborts them."""
+    given = _drain_flag(arguments)
+    if given is None:
+        return _DRAIN_SECONDS if loader_rules(options.vllm).drains else 0
     try:
-        seconds = float(str(arguments.get("shutdown-timeout", 0)))  # a text of digits is a number to vLLM, too
+        seconds = float(str(arguments[given]))  # a text of digits is a number to vLLM, too
     except ValueError:
         return 0
     if seconds > _DAY:
@@ -325,6 +340,11 @@ def _draining_seconds(arguments: Mapping[str, Json]) -> int:
             f"engine.args.shutdownTimeout: {seconds:g} s is too long; systemd waits a day ({_DAY} s) at most"
         )
     return math.ceil(max(0.0, seconds))
+
+
+def _drain_flag(arguments: Mapping[str, Json]) -> str | None:
+    """Under which name they hold `--shutdown-timeout`: argparse takes a beginning of its own for the whole."""
+    return next((name for name in arguments if name.startswith("shu") and _DRAIN.startswith(name)), None)
 
 
 def _lora_module(adapter: PlannedAdapter, base: str, path: str) -> str:

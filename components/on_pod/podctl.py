@@ -1055,7 +1055,7 @@ def verb_verify(store: Store, options: Any) -> Document:
     result: Dict[str, List[str]] = {"ok": [], "rotten": [], "strays": []}
     for name in store.blobs():
         blob = store.blob(name)
-        result["strays"] += [os.path.join(blob, other) for other in names_in(blob) if other not in MEMBERS]
+        result["strays"] += [os.path.join(blob, other) for other in strays(blob)]
         why = rot_of(store, name)
         if not why:
             result["ok"].append("sha256:" + name)
@@ -1083,10 +1083,15 @@ def rot_of(store: Store, name: str) -> str:
     return "" if found == name else "its bytes have the digest sha256:%s" % found
 
 
+def strays(blob: str) -> List[str]:
+    """What lies in a blob and is not of it. vLLM may load it: a tokenizer, say."""
+    return [name for name in names_in(blob) if name not in MEMBERS]
+
+
 def is_whole(store: Store, hexdigest: str) -> bool:
-    """Whether a blob's bytes are what its name says; those that cannot be read are not."""
+    """Whether a blob is what its name says, and nothing more; bytes that cannot be read are not."""
     try:
-        return hash_blob(store.blob(hexdigest)) == hexdigest
+        return not strays(store.blob(hexdigest)) and hash_blob(store.blob(hexdigest)) == hexdigest
     except OSError:
         return False
 
@@ -2645,10 +2650,11 @@ def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[T
                     write_file(store.staged(name, ".altered"), b"", 0o600)
                 altered.add(name)
     else:
-        altered.update(name for name in there if cut_short(store.blob(name)))
+        altered.update(name for name in there if cut_short(store.blob(name)) or strays(store.blob(name)))
     for name, models in needed.items():
         if name in altered:
-            yield "blob of " + models, "sha256:%s was altered" % name
+            more = strays(store.blob(name))
+            yield "blob of " + models, "sha256:%s was altered%s" % (name, more and ": not of it is " + named(more) or "")
         elif name not in there:
             yield "blob of " + models, "sha256:%s is gone" % name
 

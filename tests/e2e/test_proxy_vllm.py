@@ -6,7 +6,8 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.vllm
 KEY = engine_key("e2e", BASE)
 UNIT, PROXY = unit_name(KEY), proxy_unit_name(KEY)
 API_KEY = "e2e-api-key"
+# So many that an answer takes some seconds on any machine.
+TOKENS = 400
 ROUTES = Path(__file__).parent / "vllm_routes.json"
 
 # The app as vLLM builds it for each of its tasks, with all that a variable can switch on. Printed as [[method, path]].
@@ -69,25 +72,46 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine.remove()
 
 
-@pytest.fixture(scope="module")
-def plan(machine: Machine) -> EnginePlan:
-    """A public engine that podctl has activated."""
-    plan = plan_engine(
+def planned(max_model_len: int) -> EnginePlan:
+    return plan_engine(
         BASE,
         "/opt/vllm/bin/python",
         [],
         [],
         EngineOptions(
             port=18000,
-            max_model_len=512,
+            max_model_len=max_model_len,
             dtype="float32",
-            args={"enforceEager": True},
+            args={"enforceEager": True, "shutdownTimeout": 300},  # on a busy machine an answer takes minutes
             env={"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
             device="cpu",
         ),
         blob_path,
     )
+
+
+def activation(plan: EnginePlan) -> dict[str, Any]:
     proxy = render_proxy(BASE, key=KEY, listen="0.0.0.0", port=8000, inner_port=18000)
+    return {
+        "stack": "e2e",
+        "engine": KEY,
+        "identity": "pod",
+        "port": 18000,
+        "unit": {"name": UNIT, "text": render_unit(plan, key=KEY)},
+        "ready": {"url": "http://127.0.0.1:18000", "models": plan.served, "timeoutSeconds": 300},
+        "proxy": {
+            "unit": {"name": PROXY, "text": proxy.unit},
+            "config": proxy.config,
+            "port": 8000,
+            "url": "http://127.0.0.1:8000",
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def plan(machine: Machine) -> EnginePlan:
+    """A public engine that podctl has activated."""
+    plan = planned(max_model_len=512)
     variables = "".join(f"Environment={name}={value}\n" for name, value in EVERYTHING_ON.items())
     machine.run("mkdir", "-p", f"/etc/systemd/system/{UNIT}.d")
     machine.run("tee", f"/etc/systemd/system/{UNIT}.d/open.conf", stdin=f"[Service]\n{variables}")
@@ -97,19 +121,8 @@ def plan(machine: Machine) -> EnginePlan:
     for verb, document in (
         ("prepare", {"identity": "pod", "needs": needs, "podctl": program, "sha256": sha256}),
         ("secrets", {"engine": KEY, "secrets": {"VLLM_API_KEY": API_KEY}}),
-        (
-            "activate",
-            {
-                "stack": "e2e", "engine": KEY, "identity": "pod", "port": 18000,
-                "unit": {"name": UNIT, "text": render_unit(plan, key=KEY)},
-                "ready": {"url": "http://127.0.0.1:18000", "models": plan.served, "timeoutSeconds": 300},
-                "proxy": {
-                    "unit": {"name": PROXY, "text": proxy.unit}, "config": proxy.config,
-                    "port": 8000, "url": "http://127.0.0.1:8000",
-                },
-            },
-        ),
-    ):  # fmt: skip
+        ("activate", activation(plan)),
+    ):
         ran = run_podctl(machine, verb, stdin=json.dumps(document).encode())
         assert ran.status == 0, ran.lines
     assert machine.run("ls", NGINX).strip() == NGINX
@@ -178,3 +191,35 @@ def test_it_serves_and_streams(machine: Machine, plan: EnginePlan) -> None:
     assert ended - after_first > 0.3 * (ended - began)
     assert machine.exposure(UNIT) <= MOST_EXPOSED
     assert machine.exposure(PROXY) <= MOST_EXPOSED
+
+
+def completion(machine: Machine, tokens: int) -> HTTPResponse:
+    """An answer that streams, of exactly so many tokens."""
+    connection = HTTPConnection("127.0.0.1", machine.port(8000), timeout=300)
+    question = {"model": BASE, "prompt": "Once upon a time", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    question |= {"stream_options": {"include_usage": True}}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
+    connection.request("POST", "/v1/completions", json.dumps(question), headers)
+    return connection.getresponse()
+
+
+def test_an_activation_lets_what_is_in_flight_finish(machine: Machine, plan: EnginePlan) -> None:
+    """A worker of vLLM that is told to stop as well, or no time to finish, breaks the answer off."""
+    pid = machine.pid(UNIT)
+    response = completion(machine, TOKENS)
+    assert (response.status, response.readline()[:6]) == (200, b"data: ")
+
+    with ThreadPoolExecutor(1) as pool:
+        document = json.dumps(activation(planned(max_model_len=500))).encode()
+        activated = pool.submit(run_podctl, machine, "activate", stdin=document)
+        rest = response.read()
+        ran = activated.result()
+
+    assert rest.endswith(b"data: [DONE]\n\n")
+    *_, usage, _done = (line for line in rest.splitlines() if line.startswith(b"data: "))
+    assert json.loads(usage[6:])["usage"]["completion_tokens"] == TOKENS
+    told = machine.run("journalctl", "--no-pager", f"_SYSTEMD_UNIT={UNIT}")
+    assert "[shutdown] EngineCore: draining in-flight requests count=1 timeout=300s" in told, "it had ended before"
+    assert (ran.status, ran.result["restarted"]) == (0, True), ran.lines
+    assert machine.pid(UNIT) != pid
+    assert completion(machine, 2).read().endswith(b"data: [DONE]\n\n")

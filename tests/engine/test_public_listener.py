@@ -160,6 +160,17 @@ def test_a_public_engine(client: Client, machine: Machine, key: Key, tmp_path: P
     assert machine.pid(unit) != pid
     assert machine.pid(proxy) == proxied
 
+    # The machine goes down and comes back: so does all of it, by itself.
+    machine.kill()
+    machine.boot()
+    listed = ("curl", "-sk", "-H", f"Authorization: Bearer {API_KEY}", "https://127.0.0.1:8000/v1/models")
+    wait_for(lambda: "acme-v3" in machine.run(*listed, check=False))
+    ids = {model["id"] for model in json.loads(machine.run(*listed))["data"]}
+    assert ids == {BASE, "acme-v1", "acme-v2", "acme-v3"}
+    assert shown_certificate(machine) == one.read_text()
+    assert listeners(machine) == {"0.0.0.0:8000", "127.0.0.1:18000"}
+    assert client.stack.up("--refresh").changes == {}
+
     # Back to loopback: vLLM has its port again, and of the proxy nothing is left.
     client.pods = [host_pod(machine)]
     client.up()

@@ -52,6 +52,13 @@ def byte_rots(engine: Engine, _systemd: FakeSystemd) -> None:
     overwrite(engine.pod.blob(engine.digest) / WEIGHTS, b"weightz")
 
 
+def file_laid_beside(engine: Engine, _systemd: FakeSystemd) -> None:
+    blob = engine.pod.blob(engine.digest)
+    blob.chmod(0o755)
+    (blob / "tokenizer.json").write_bytes(b"{}")
+    blob.chmod(0o555)
+
+
 def unit_edited(engine: Engine, _systemd: FakeSystemd) -> None:
     path = engine.pod.units / UNIT
     path.write_text(path.read_text() + "# mine\n")
@@ -89,6 +96,7 @@ def other_vllm(_engine: Engine, systemd: FakeSystemd) -> None:
 ROWS: dict[Callable[[Engine, FakeSystemd], None], tuple[dict[str, str], bool]] = {
     blob_gone: ({"blob of m1": "{digest} is gone"}, False),
     byte_rots: ({"blob of m1": "{digest} was altered"}, True),
+    file_laid_beside: ({"blob of m1": "{digest} was altered: not of it is tokenizer.json"}, True),
     unit_edited: ({"unit": "was edited by hand"}, True),
     unit_gone: ({"unit": "is gone"}, True),
     secrets_edited: ({"secrets": "are gone or were edited by hand"}, True),
