@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import files
+from components.on_pod.podctl.store import Store
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
 from tests.unit.podctl.pods import CONFIG, WEIGHTS, PodDirectory, bundle
@@ -41,7 +42,7 @@ def overwrite(path: Path, data: bytes) -> None:
 def remove_blob(pod: PodDirectory, digest: str) -> None:
     for path in (pod.blob(digest), *pod.blob(digest).iterdir()):
         path.chmod(0o755)
-    podctl.remove_tree(str(pod.blob(digest)))
+    files.remove_tree(str(pod.blob(digest)))
 
 
 def blob_gone(engine: Engine, _systemd: FakeSystemd) -> None:
@@ -235,7 +236,7 @@ def test_the_status_of_an_empty_pod(pod: PodDirectory) -> None:
 
 def test_the_status_waits_for_no_lock(engine: Engine, pod: PodDirectory) -> None:
     engine.activate("m1")
-    store = podctl.Store(str(pod.root), str(pod.units))
+    store = Store(str(pod.root), str(pod.units))
     with store.lock("another"), store.lock_engine(ENGINE, "another"):
         assert status(pod)["engines"][0]["drift"] == {}
 
