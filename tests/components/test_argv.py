@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from components import remote
 from components.core import naming
 from components.core.errors import UserError
-from components.on_pod import podctl
 from components.on_pod.boot import BOOT
+from components.on_pod.podctl import command_line, names
 from components.settings import SettingsError
 from tests.components.graph import register
 from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
@@ -92,15 +92,15 @@ def test_what_a_stack_file_says_arrives_as_it_was(base: str, value: str, path: s
         assert arrives(told["prepare"]["create"], shell) == ["sudo", "-n", "sh", "-c", BOOT]
     undone = arrives(told["place"]["delete"], shell)
     assert undone[: len(before)] == before
-    parsed = podctl.parse(undone[len(before) :])
+    parsed = command_line.parse(undone[len(before) :])
     assert (parsed.verb, parsed.stack, parsed.base) == ("unplace", "acme", base)
 
     document = json.loads(told["activate"]["stdin"])
     assert json.loads(told["place"]["stdin"])["base"] == base
     key = naming.engine_key("acme", base)
-    assert podctl.parse(arrives(told["activate"]["delete"], shell)[len(before) :]).engine == key
+    assert command_line.parse(arrives(told["activate"]["delete"], shell)[len(before) :]).engine == key
     assert arrives(remote.leave_line(user, key), shell) == [*before[:-1], "-", "leave", "--engine", key]
-    assert podctl.name_of(document["engine"], "engine") == key
+    assert names.name_of(document["engine"], "engine") == key
     unit = systemd.settings(document["unit"]["text"])
     (argv,) = [systemd.command(text) for name, text in unit if name == "ExecStart"]
     assert argv[0] == python
