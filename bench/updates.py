@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.peers.ansible import AnsibleCopy, AnsibleSynchronize
-from bench.peers.peer import Peer, unit_for_peers
+from bench.peers.peer import UNIT, Peer, without_our_places
 from bench.peers.pyinfra import PyinfraSync
 from bench.peers.scripts import RsyncChecksumScript, RsyncScript, Scp, ScpAes, offer_rsync
 from bench.peers.venv import peers_venv
@@ -84,7 +84,9 @@ def story(
 def unit_of(here: Site) -> Path:
     """The peers' unit, from the one that `up` put on the pod."""
     digests = {model: digest for model, digest in here.stack.outputs()["engines"][BASE]["models"].items() if digest}
-    return unit_for_peers(here, here.machine.read(f"/etc/systemd/system/{here.unit}"), digests, here.work)
+    unit = here.work / UNIT
+    unit.write_text(without_our_places(here.machine.read(f"/etc/systemd/system/{here.unit}"), digests))
+    return unit
 
 
 def peers_for(here: Site, unit: Path) -> list[Peer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.support.site import Site
@@ -51,12 +51,10 @@ class Peer(ABC):
         self.site.machine.run("systemctl", "daemon-reload")
 
 
-def unit_for_peers(site: Site, text: str, digests: dict[str, str], directory: Path) -> Path:
+def without_our_places(text: str, digests: Mapping[str, str]) -> str:
     """The unit that this project rendered, with the adapters where the peers put them."""
     for model, digest in digests.items():
         text = text.replace(f"/var/lib/lora-pods/blobs/sha256/{digest.removeprefix('sha256:')}", f"{TARGET}/{model}")
     # What the secrets' file would bring is nothing here.
     lines = [line for line in text.splitlines() if not line.startswith("EnvironmentFile=")]
-    unit = directory / UNIT
-    unit.write_text("\n".join(lines) + "\n")
-    return unit
+    return "\n".join(lines) + "\n"

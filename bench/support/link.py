@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 
 CHUNK = 16 * 1024
+# What a sleep that lasted too long may be made good of: a real line does not oversleep.
+BURST_SECONDS = 0.02
 
 
 class Link:
@@ -70,9 +72,10 @@ class Link:
         with suppress(OSError):
             while piece := source.recv(CHUNK):
                 self._wait(len(piece), direction)
+                last = direction == 0 and self._count(len(piece))
                 target.sendall(piece)
-                if direction == 0:
-                    self._count(len(piece))
+                if last:
+                    self._break()
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -82,19 +85,18 @@ class Link:
     def _wait(self, count: int, direction: int) -> None:
         with self._lock:
             now = time.monotonic()
-            self._free_at[direction] = max(self._free_at[direction], now) + count * self._seconds
+            self._free_at[direction] = max(self._free_at[direction], now - BURST_SECONDS) + count * self._seconds
             left = self._free_at[direction] - now
         # A sleep is rarely shorter than this; what is not slept now is owed by the next piece.
         if left > 0.002:
             time.sleep(left)
 
-    def _count(self, count: int) -> None:
+    def _count(self, count: int) -> bool:
+        """Whether these are the last bytes before the cut."""
         with self._lock:
             self.sent += count
-            cut = self._cut_at is not None and self.sent >= self._cut_at
-            self.is_cut = self.is_cut or cut
-        if cut:
-            self._break()
+            self.is_cut = self.is_cut or (self._cut_at is not None and self.sent >= self._cut_at)
+            return self.is_cut
 
     def _break(self) -> None:
         for end in list(self._open):

@@ -471,11 +471,13 @@ def test_ctrl_c_leaves_nothing_half_sent(
     assert main_thread
 
     def interrupted(self: supply.Supply, digest: str, offset: int) -> Iterator[memoryview]:
-        for number, chunk in enumerate(tail(self, digest, offset)):
+        sent = 0
+        for chunk in tail(self, digest, offset):
             yield chunk
-            if number == 40:
+            before, sent = sent, sent + len(chunk)
+            if before < 40 * 2**20 <= sent:
                 signal.pthread_kill(main_thread, signal.SIGINT)
-            if number >= 40:  # as slow as a line is
+            if sent >= 40 * 2**20:  # as slow as a line is
                 time.sleep(0.01)
 
     monkeypatch.setattr(supply.Supply, "tail", interrupted)

@@ -6,10 +6,12 @@ import pytest
 
 from bench.__main__ import PROGRAMS, main
 from bench.digests import of_openssl
+from bench.peers.peer import without_our_places
 from bench.preview_many import growth
 from bench.support.bare import kinds_of
 from bench.support.processes import high_water, sum_of_reads
 from bench.support.table import Figure, Goal, Row, Table, shown
+from bench.updates import CHANGED, FIRST, SAME, rows
 
 
 def test_a_table_says_what_is_compared_and_what_came_of_it() -> None:
@@ -103,6 +105,31 @@ def test_the_bare_program_has_as_many_resources_of_each_kind() -> None:
     )
     state = {"deployment": {"resources": [{"type": kind} for kind in types]}}
     assert kinds_of(state) == {"component": 1, "dynamic": 2, "command": 1}
+
+
+def test_what_an_update_is_compared_with() -> None:
+    stories = {FIRST: [30.0], SAME: [5.0], CHANGED: [8.0]}
+    theirs = dict.fromkeys(["ansible copy", "rsync script", "rsync -c script"], stories)
+    made = rows({**stories, "engine": [2.0], "floor": [4.0]}, theirs, {"scp": [14.0], "scp, AES-GCM": [13.0]}, 1400)
+    assert [row.cells()[1:] for row in made if row.goal] == [
+        ("50.0 MB/s", "scp", "100 MB/s", "0.50", "≥ 0.7", "NOT reached"),
+        ("28.0 s", "ansible copy", "30.0 s", "0.93", "≤ 1", "reached"),
+        ("5.00 s", "ansible copy", "5.00 s", "1.00", "≤ 1", "reached"),
+        ("6.00 s", "ansible copy", "8.00 s", "0.75", "≤ 1", "reached"),
+        ("6.00 s", "rsync -c script", "8.00 s", "0.75", "≤ 1.3", "reached"),
+    ]
+
+
+def test_the_peers_unit_is_ours_with_other_places() -> None:
+    hexdigest = "ab" * 32
+    ours = (
+        f"AssertPathExists=/var/lib/lora-pods/blobs/sha256/{hexdigest}\n"
+        "EnvironmentFile=/var/lib/lora-pods/secrets/x.env\n"
+        f"ExecStart=python --lora-modules {{/var/lib/lora-pods/blobs/sha256/{hexdigest}}}\n"
+    )
+    assert without_our_places(ours, {"acme-v1": f"sha256:{hexdigest}"}) == (
+        "AssertPathExists=/srv/adapters/acme-v1\nExecStart=python --lora-modules {/srv/adapters/acme-v1}\n"
+    )
 
 
 def test_every_program_says_which_images_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
