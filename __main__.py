@@ -2,7 +2,7 @@
 
 import pulumi
 
-from components.core.errors import UserError
+from components.core.errors import UserError, printable_text
 from components.deployment import Deployment
 from components.described import Described
 from components.settings import program_config
@@ -12,6 +12,6 @@ try:
     described = Described(program_config(), stack)
     deployment = Deployment("lora-pods", described, stack)
 except UserError as error:
-    raise pulumi.RunError(str(error)) from None
+    raise pulumi.RunError(printable_text(error)) from None
 
 pulumi.export("engines", deployment.engines)

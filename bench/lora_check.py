@@ -1,22 +1,20 @@
-"""How long `lora check` takes for many large adapters, and what it reads: `.venv/bin/python -m bench.lora_check`.
-
-Every run is a process of its own that remembers nothing; as root on Linux, the file system's cache is dropped first.
-"""
+"""How long `lora check` takes for many large adapters, and what it reads of them."""
 
 from __future__ import annotations
 
-import contextlib
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from bench.support.machine import drop_caches
+from bench.support.options import Options
+from bench.support.scratch import scratch
+from bench.support.table import Figure, Row, Table
 from tests.support.large_adapters import large_adapters
 
+IMAGES = ()
 ADAPTERS = 200
-RUNS = 7
 PROGRAM = """
 import sys
 from components.cli.main import main
@@ -27,31 +25,30 @@ sys.exit(code)
 """
 
 
+def run(options: Options) -> Table:
+    with scratch() as directory:
+        adapters = large_adapters(directory, ADAPTERS)
+        runs = []
+        dropped = False
+        for _ in range(options.repeat):
+            dropped = drop_caches()
+            runs.append(measured(adapters))
+    cache = "its cache empty" if dropped else "its cache as it was"
+    table = Table(
+        "lora check",
+        f"`lora check` of {ADAPTERS} adapters of 160 MiB, each run a process of its own that remembers nothing, the "
+        f"file system with {cache}. Bytes read are the process's, the interpreter's modules included.",
+    )
+    table.add(
+        Row(f"lora check, {ADAPTERS} adapters", Figure([seconds for seconds, _ in runs], "s")),
+        Row("read meanwhile", Figure([read / 1e6 for _, read in runs], "MB")),
+    )
+    return table
+
+
 def measured(adapters: list[Path]) -> tuple[float, int]:
-    """One run: seconds from start to end of the process, and bytes it read, the interpreter's modules included."""
+    """One run: seconds from start to end of the process, and bytes it read."""
     started = time.perf_counter()
     command = [sys.executable, "-c", PROGRAM, "check", *map(str, adapters)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return time.perf_counter() - started, int(done.stderr)
-
-
-def main() -> None:
-    """Print the median."""
-    with tempfile.TemporaryDirectory() as directory:
-        adapters = large_adapters(Path(directory), ADAPTERS)
-        size = (adapters[0] / "adapter_model.safetensors").stat().st_size
-        runs = []
-        for _ in range(RUNS):
-            with contextlib.suppress(OSError):
-                Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
-            runs.append(measured(adapters))
-    seconds = statistics.median(run[0] for run in runs)
-    read = max(run[1] for run in runs)
-    sys.stdout.write(
-        f"{ADAPTERS} adapters of {size / 1e6:.0f} MB: median of {RUNS} runs {seconds:.2f} s "
-        f"(slowest {max(run[0] for run in runs):.2f} s), {read / 1e6:.1f} MB read\n"
-    )
-
-
-if __name__ == "__main__":
-    main()

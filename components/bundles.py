@@ -10,21 +10,25 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
-from components.core.digest_cache import BundleFacts
+from components.console import provider_says
 from components.core.errors import UserError
-from components.pods.contract import Machine
+from components.core.meter import Meter, Say, paced
 from components.pods.credentials import private_key_text
-from components.pods.gpu_pod import GpuPod
 from components.provider import Provider
 from components.remote import pod_command, podctl_line, podctl_sha256
-from components.settings import Settings
-from components.store_url import StoreUrl
 from components.supply import Supply, opened
+
+if TYPE_CHECKING:
+    from components.core.digest_cache import BundleFacts
+    from components.pods.contract import Machine
+    from components.pods.gpu_pod import GpuPod
+    from components.settings import Settings
+    from components.store_url import StoreUrl
 
 
 class AdapterBundleProvider(Provider):
@@ -59,7 +63,7 @@ class AdapterBundleProvider(Provider):
         if not props.get("store"):
             return props
         wanted = {props["model"]: props["digest"]}
-        nowhere = Supply(wanted, self.settings()).keep({props["digest"]: int(props["size"])})
+        nowhere = Supply(wanted, self.settings(), provider_says()).keep({props["digest"]: int(props["size"])})
         return {**props, "store": ""} if nowhere else props
 
 
@@ -83,11 +87,11 @@ class BundleUploadProvider(Provider):
     """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        asyncio.run(_send(props, self.settings()))
+        asyncio.run(_send(props, self.settings(), provider_says()))
         return CreateResult(props["engine"], props)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        asyncio.run(_send(_news, self.settings()))
+        asyncio.run(_send(_news, self.settings(), provider_says()))
         return UpdateResult(_news)
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
@@ -156,7 +160,7 @@ class PlacedBundles(pulumi.ComponentResource):
         self.register_outputs({})
 
 
-async def _send(props: Mapping[str, Any], settings: Settings) -> None:
+async def _send(props: Mapping[str, Any], settings: Settings, say: Say | None) -> None:
     # Here, since asyncssh takes a third of a second to load and a preview sends nothing.
     from components.ssh import Address, open_session
 
@@ -174,15 +178,16 @@ async def _send(props: Mapping[str, Any], settings: Settings) -> None:
         if not missing:
             return
         sizes = {digest: sizes[digest] for digest in missing}
-        supply = Supply({model: digest for model, digest in wanted.items() if digest in missing}, settings)
+        supply = Supply({model: digest for model, digest in wanted.items() if digest in missing}, settings, say)
         if settings.store:
             # In a thread, so that the connection is kept alive meanwhile.
             await asyncio.to_thread(supply.demand_stored, sizes)
-            await session.call(line("fetch"), {"bundles": supply.offers(sizes)})
+            await session.call(line("fetch"), {"bundles": supply.offers(sizes)}, paced(say))
             return
         supply.demand(missing)
         head = {"bundles": [{"digest": d, "size": sizes[d], "offset": missing[d]} for d in sorted(missing)]}
-        await session.stream(
-            line("receive-all"),
-            chain([json.dumps(head).encode() + b"\n"], *(supply.tail(d, missing[d]) for d in sorted(missing))),
-        )
+        meter = Meter("uploading", len(missing), sum(sizes[digest] - missing[digest] for digest in missing), say)
+        models = {digest: model for model, digest in sorted(wanted.items(), reverse=True)}
+        tails = (meter.through(models[d], supply.tail(d, missing[d])) for d in sorted(missing))
+        await session.stream(line("receive-all"), chain([json.dumps(head).encode() + b"\n"], *tails))
+        meter.end("uploaded")

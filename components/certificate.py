@@ -63,7 +63,10 @@ def warnings_of(tls: Tls, shown: str) -> Iterator[str]:
     """One that is over is no fault: it must not keep anybody from going back."""
     from cryptography import x509
 
-    over = x509.load_pem_x509_certificate(tls.certificate.encode()).not_valid_after_utc
+    certificate = x509.load_pem_x509_certificate(tls.certificate.encode())
+    begins, over = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if begins > datetime.now(timezone.utc):
+        yield f"tls.certificate: {printable(shown)} is valid from {begins:%Y-%m-%d} on: clients refuse it until then"
     if over <= datetime.now(timezone.utc):
         yield f"tls.certificate: {printable(shown)} was valid until {over:%Y-%m-%d}: clients refuse it; renew it"
     elif over - datetime.now(timezone.utc) < _SOON:

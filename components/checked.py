@@ -14,7 +14,7 @@ from components.core.check.remembered import check_all
 from components.core.check.told_once import Checked, told_once
 from components.core.digest_cache import DigestCache
 from components.core.ec2_gpus import gpus_of
-from components.core.engine_plan import lora_target_modules
+from components.core.engine_args import lora_target_modules
 from components.core.errors import printable
 from components.core.findings import FaultError, Finding
 from components.core.slot_budget import Memory

@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 
 from components.bundles import AdapterBundle, PlacedBundles
-from components.core.errors import UserError, printable
+from components.core.errors import UserError, printable, printable_text
 from components.core.listing import listed
 from components.described import Described, served_by
 from components.engine import VllmEngine
@@ -66,7 +66,7 @@ class Deployment(pulumi.ComponentResource):
 
     async def _summarise(self, serving: Sequence[Serving]) -> bool:
         pods = [await one.foreseen() for one in serving]
-        pulumi.log.info("\n".join(summary(await last_outputs(), pods)), resource=self)
+        pulumi.log.info(printable_text("\n".join(summary(await last_outputs(), pods))), resource=self)
         return True
 
 
@@ -76,10 +76,10 @@ def tell(described: Described) -> None:
     One message each, since every message has a line of its own in the list of resources too.
     """
     if described.notes:
-        pulumi.log.info("\n".join(cut(described.notes)))
+        pulumi.log.info(printable_text("\n".join(cut(described.notes))))
     if described.warnings:
         # Pulumi writes the word before the first line alone.
-        pulumi.log.warn("\nwarning: ".join(cut(described.warnings)))
+        pulumi.log.warn(printable_text("\nwarning: ".join(cut(described.warnings))))
 
 
 def _refuse_to_leave(gone: Collection[str], settings: Settings) -> None:

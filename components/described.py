@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from components.certificate import Tls, read_tls, warnings_of
 from components.checked import memory_of, verdict_on
+from components.console import program_says
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.engine import PlannedEngine, planned_engine
@@ -30,7 +31,7 @@ class Described:
         """Raises SettingsError with every fault of the file, of its lock, of the adapters and of the plans together."""
         settings, faults = parse(config)
         faults += secrecy_faults(config)
-        cache = DigestCache()
+        cache = DigestCache(say=program_says())
         found = look(settings, stack, cache)
         faults += found.faults
         warnings = list(found.warnings)
@@ -49,7 +50,7 @@ class Described:
                     warnings += [f"{place}.engine.{said}" for said in warnings_of(tls, pod.engine.tls.certificate)]
                 warnings += [f"{place}.engine: {warning}" for warning in engines[pod.base].plan.warnings]
             except UserError as error:
-                faults.append(f"{place}.engine: {error}")
+                faults += [f"{place}.engine: {sentence}" for sentence in error.sentences]
         verdict = verdict_on(found.present, settings, cache)
         faults += verdict.faults
         warnings += verdict.warnings

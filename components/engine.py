@@ -134,6 +134,7 @@ def planned_engine(
             device=pod.device,
             vllm=pod.vllm_version,
             memory=memory,
+            instance_type=pod.ec2.instance_type if pod.ec2 else None,
         ),
         blob_path,
     )

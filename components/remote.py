@@ -13,21 +13,23 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pulumi
-from pulumi_command import remote
 
 from components.core.naming import POD_ROOT, podctl_path
 from components.on_pod.boot import BOOT, podctl_source, shell
+
+if TYPE_CHECKING:
+    from pulumi_command.remote import Command as Command
+else:
+    # Pulumi evaluates the annotations of components at run time.
+    Command = pulumi.Resource
 
 # Pods were reached before (pods/reach.py), so this is for a connection lost since: about five seconds of the plugin's
 # own growing pauses, and DIAL_SECONDS an attempt more where a machine swallows packets.
 DIAL_ATTEMPTS = 8
 DIAL_SECONDS = 10
-
-
-Command: TypeAlias = remote.Command
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def pod_command(
     opts: pulumi.ResourceOptions,
     secret: bool = False,
     logged: bool = True,
-) -> remote.Command:
+) -> Command:
     """Run `podctl VERB` with `document` on standard input, at create and at every update.
 
     `undo` is the verb, with its arguments, that a delete runs. `secret` encrypts the document in the state. Progress
@@ -111,7 +113,7 @@ def boot_command(
     *,
     undo: tuple[str, Sequence[str]],
     opts: pulumi.ResourceOptions,
-) -> remote.Command:
+) -> Command:
     """Run `podctl prepare` on a pod that has no podctl yet: the document carries its source."""
     carried = {"podctl": podctl_source(), "sha256": podctl_sha256(), **document}
     # The source would fill a preview's diff with every release; what podctl is told apart from it is short.
@@ -120,7 +122,7 @@ def boot_command(
     return _command(name, connection, text, carried, undo, hidden, False, True)
 
 
-def result(command: remote.Command) -> pulumi.Output[dict[str, Any]]:
+def result(command: Command) -> pulumi.Output[dict[str, Any]]:
     """The JSON line that podctl answered with. podctl never prints a secret, also where it was told one."""
 
     def parsed(line: str) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def result(command: remote.Command) -> pulumi.Output[dict[str, Any]]:
     return pulumi.Output.unsecret(command.stdout).apply(parsed)
 
 
-def told(command: remote.Command) -> pulumi.Output[dict[str, Any]]:
+def told(command: Command) -> pulumi.Output[dict[str, Any]]:
     """The document that a command last succeeded with; unknown in a preview of a run that will run it again."""
     both = pulumi.Output.all(command.stdout, command.stdin)
 
@@ -155,7 +157,10 @@ def _command(
     opts: pulumi.ResourceOptions,
     secret: bool,
     logged: bool,
-) -> remote.Command:
+) -> Command:
+    # Here, since the providers' process imports this module and declares no resources.
+    from pulumi_command import remote
+
     stdin: pulumi.Output[str] = pulumi.Output.json_dumps(document, sort_keys=True)
     if secret:
         stdin = pulumi.Output.secret(stdin)

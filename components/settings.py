@@ -85,6 +85,13 @@ def _host_name(value: str) -> str:
     return value
 
 
+def _name(value: str) -> str:
+    """What resources are called after: pulumi shows their names as they are."""
+    if not _one_line(value).isprintable():
+        raise UserError(f"{printable(value)} holds control or formatting characters: write it without them")
+    return value
+
+
 def _user_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value):
         raise UserError("must be a login name")
@@ -140,6 +147,7 @@ def _version(value: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_user_errors_as_faults(_one_line))]
+Name = Annotated[str, AfterValidator(_user_errors_as_faults(_name))]
 PodPath = Annotated[str, AfterValidator(_user_errors_as_faults(_absolute_path))]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Cidr = Annotated[str, AfterValidator(_user_errors_as_faults(_cidr))]
@@ -241,7 +249,7 @@ class Ec2(_Part):
     spot: bool = False
     public_ip: bool = True
     """Whether it is reached at an Elastic IP; else at its private address, from within its network."""
-    profile: Line | None = None
+    profile: Name | None = None
 
     @model_validator(mode="after")
     def _private_in_a_subnet(self) -> Ec2:
@@ -256,7 +264,7 @@ class Ec2(_Part):
 class Pod(_Part):
     """One of `pods`: a base model, the machine that serves it, and how."""
 
-    base: Line
+    base: Name
     base_config: Line | None = None
     host: Host | None = None
     sandbox: Sandbox | None = None
@@ -422,7 +430,6 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     """Like `load`, with the faults returned, so that a caller can add what it finds before it raises them."""
     settings, faults = parse_models(config)
     require_lock = _boolean(config.get("requireLock"), "requireLock", False, faults)
-    running = _boolean(config.get("running"), "running", True, faults)
     private_key = _secret(config.get("sshPrivateKey"), "sshPrivateKey", normalise_private_key, faults)
     api_key = _secret(config.get("apiKey"), "apiKey", _bearer, faults)
     hf_token = _secret(config.get("hfToken"), "hfToken", _bearer, faults)
@@ -430,11 +437,11 @@ def parse(config: RawConfig) -> tuple[Settings, list[str]]:
     faults += _access_faults(settings, bool(config.get("sshPrivateKey")), bool(config.get("apiKey")))
     faults += _tls_faults(settings, bool(config.get("tlsKey")))
     found = {"ssh_private_key": private_key, "api_key": api_key, "hf_token": hf_token, "tls_key": tls_key}
-    return settings.model_copy(update={"require_lock": require_lock, "running": running, **found}), faults
+    return settings.model_copy(update={"require_lock": require_lock, **found}), faults
 
 
 def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
-    """Pods, models and store alone, with their faults: all that can be said without a secret or a machine.
+    """Pods, models, store and `running`, with their faults: all that can be said without a secret or a machine.
 
     Where the configuration is a mapping, also the keys in it that nobody would read.
     """
@@ -450,7 +457,7 @@ def parse_models(config: RawConfig) -> tuple[Settings, list[str]]:
         pods=tuple(pod for _, pod in pods),
         models=tuple(sorted((model for _, model in models), key=lambda model: model.id)),
         store=_store(config.get("store"), faults),
-        running=True,
+        running=_boolean(config.get("running"), "running", True, faults),
         require_lock=False,
         ssh_private_key=None,
         api_key=None,

@@ -12,11 +12,13 @@ import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import asyncssh
 
 from components.core.errors import UserError, printable
+from components.core.meter import Say
+from components.core.ssh_key import shown_key
 
 # AES-GCM is what two CPUs with AES instructions encrypt fastest: 107-147 MB/s against 45-87 for the default
 # chacha20 on the two cores this was measured on.
@@ -59,7 +61,24 @@ class Gone(UserError):
 
 
 class OtherHostKey(Gone):
-    """The machine shows another host key than the pinned one."""
+    """The machine shows another host key than the pinned one; both as `type base64`."""
+
+    def __init__(self, address: Address, pinned: str, shown: str) -> None:
+        super().__init__(
+            f"{address} shows another host key, {shown_key(shown)}, than the pinned one, {shown_key(pinned)}",
+            ": it is another machine, or someone is in between, and nothing was sent; if a host was replaced on "
+            "purpose, set its new hostKey (an ec2 instance or a sandbox: `pulumi up --replace` its URN)",
+        )
+
+
+class _Pinned(asyncssh.SSHClient):
+    """Trusts no key but the pinned one, and keeps what was shown instead."""
+
+    shown = ""
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        self.shown = _text(key)
+        return False
 
 
 class PodSession:
@@ -70,21 +89,37 @@ class PodSession:
         self._address = address
 
     async def run(self, command: str) -> str:
-        """Run a shell line that reads nothing; return what it prints."""
-        done = await self._connection.run(command, check=False, stdin=asyncssh.DEVNULL)
+        """Run a shell line that reads nothing; return what it prints. Raises UserError where the connection is lost."""
+        try:
+            done = await self._connection.run(
+                command, check=False, stdin=asyncssh.DEVNULL, encoding="utf-8", errors="replace"
+            )
+        except (asyncssh.Error, OSError) as error:
+            raise UserError(
+                f"the connection to {self._address} was lost ({printable(error)}): run this again"
+            ) from None
         return str(done.stdout)
 
-    async def call(self, command: str, document: Any) -> dict[str, Any]:
+    async def call(self, command: str, document: Any, heard: Say | None = None) -> dict[str, Any]:
         """Run a verb with a JSON document on standard input; return the JSON line it answers with."""
-        return await self.stream(command, [json.dumps(document, sort_keys=True).encode()])
+        return await self.stream(command, [json.dumps(document, sort_keys=True).encode()], heard)
 
-    async def stream(self, command: str, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
-        """Run a verb with `chunks` on standard input. Raises UserError with what podctl says where it refuses."""
-        process = await self._connection.create_process(command, encoding=None)
-        said = asyncio.ensure_future(_read_all(process))
+    async def stream(
+        self, command: str, chunks: Iterable[bytes | memoryview], heard: Say | None = None
+    ) -> dict[str, Any]:
+        """Run a verb with `chunks` on standard input. Raises UserError with what podctl says where it refuses.
+
+        `heard` gets each line that podctl says meanwhile.
+        """
+        try:
+            process = await self._connection.create_process(command, encoding=None)
+        except (asyncssh.Error, OSError) as error:
+            raise UserError(f"{self._address} lets us in and runs no command ({printable(error)})") from None
+        said = asyncio.ensure_future(_read_all(process, heard))
         try:
             for chunk in chunks:
-                process.stdin.write(bytes(chunk))
+                # asyncssh copies what it is given, so that a view is as good as bytes, and one copy less.
+                process.stdin.write(cast(bytes, chunk))
                 await process.stdin.drain()
             process.stdin.write_eof()
         except (BrokenPipeError, ConnectionError, asyncssh.Error):
@@ -133,24 +168,40 @@ async def greet(address: Address, private_key: str, question: str, patience: flo
     Raises UserError where the pod cannot be reached, shows another key, refuses ours, or has a key nothing vouches for.
     """
     async with open_session(address, private_key, patience) as session:
-        machine_id = (await session.run("cat /etc/machine-id")).strip()
+        machine_id = printable(next(iter((await session.run("cat /etc/machine-id")).split()), "none"), 40)
         listed = await session.run("cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null")
         answered = (await session.run(question)).strip()
     if not address.host_key:
         return Greeting("", machine_id, _object(answered))
-    try:
-        offered = await asyncssh.get_server_host_key(
-            address.address, address.port, server_host_key_algs=list(GO_HOST_KEY_ORDER), config=None
-        )
-    except (OSError, asyncssh.Error) as error:
-        raise UserError(f"{address} let us in and then answered no more ({printable(error)}): run this again") from None
-    shown = offered.export_public_key().decode().split()[:2] if offered else []
-    if shown != address.host_key.split() and shown not in [line.split()[:2] for line in listed.splitlines()]:
+    shown = await shown_to_go(address)
+    if shown != address.host_key and shown.split() not in [line.split()[:2] for line in listed.splitlines()]:
         raise UserError(
-            f"{address} has another host key beside the pinned one, {printable(shown[0] if shown else 'unknown')}, "
-            "which the command plugin would be shown and which is not in its /etc/ssh: pin that one instead"
+            f"{address} has another host key, {shown_key(shown)}, beside the pinned one, "
+            f"{shown_key(address.host_key)}; the command plugin would be shown it, and it is not in its /etc/ssh, so "
+            "nothing was sent: pin that one instead, if it is the machine's own"
         )
-    return Greeting(" ".join(shown), machine_id, _object(answered))
+    return Greeting(shown, machine_id, _object(answered))
+
+
+async def shown_to_go(address: Address) -> str:
+    """The host key, as `type base64`, that a Go client is shown. Nothing is sent, and nobody logs in.
+
+    Raises UserError where none is shown.
+    """
+    try:
+        key = await asyncio.wait_for(
+            asyncssh.get_server_host_key(
+                address.address, address.port, server_host_key_algs=list(GO_HOST_KEY_ORDER), config=None
+            ),
+            ATTEMPT_SECONDS,
+        )
+    except (OSError, asyncssh.Error, ValueError, asyncio.TimeoutError) as error:
+        raise UserError(f"{address} answers no more ({printable(error)}): run this again") from None
+    return _text(key) if key else ""
+
+
+def _text(key: asyncssh.SSHKey) -> str:
+    return " ".join(key.export_public_key().decode().split()[:2])
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -161,9 +212,21 @@ def _object(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-async def _read_all(process: asyncssh.SSHClientProcess[bytes]) -> tuple[bytes, bytes]:
-    output, complaint = await asyncio.gather(process.stdout.read(), process.stderr.read())
+async def _read_all(process: asyncssh.SSHClientProcess[bytes], heard: Say | None) -> tuple[bytes, bytes]:
+    output, complaint = await asyncio.gather(process.stdout.read(), _read_lines(process.stderr, heard))
     return output, complaint
+
+
+async def _read_lines(stream: asyncssh.SSHReader[bytes], heard: Say | None) -> bytes:
+    if heard is None:
+        return await stream.read()
+    whole, rest = b"", b""
+    while piece := await stream.read(1 << 16):
+        whole += piece
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            heard(line.decode("utf-8", "replace"))
+    return whole
 
 
 def printable_lines(text: bytes) -> str:
@@ -187,15 +250,21 @@ async def open_session(address: Address, private_key: str, patience: float | Non
 
 async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: float) -> asyncssh.SSHClientConnection:
     pinned = asyncssh.import_public_key(address.host_key) if address.host_key else None
+    # A machine that has no key of the pinned kind shows another one, and does not look like one that is down.
+    own = [alg.decode() for alg in pinned.sig_algorithms if not alg.startswith(b"webauthn-")] if pinned else []
+    kinds = list(dict.fromkeys([*own, *GO_HOST_KEY_ORDER])) if pinned else ()
     give_up = asyncio.get_running_loop().time() + patience
     while True:
+        client = _Pinned()
         try:
             return await asyncssh.connect(
                 address.address,
                 address.port,
                 username=address.user,
                 client_keys=list(keys),
+                client_factory=lambda client=client: client,
                 known_hosts=([pinned], [], []) if pinned else None,  # None checks nothing
+                server_host_key_algs=kinds,
                 agent_path=None,
                 config=None,
                 encryption_algs=list(CIPHERS),
@@ -205,18 +274,21 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
                 keepalive_interval=KEEPALIVE_SECONDS,
             )
         except asyncssh.HostKeyNotVerifiable:
-            raise OtherHostKey(
-                f"{address} shows another host key than the pinned one",
-                ": it is another machine, or someone is in between; if a host was replaced on purpose, set its new "
-                "hostKey",
-            ) from None
+            raise OtherHostKey(address, address.host_key, client.shown) from None
         except asyncssh.PermissionDenied:
             raise UserError(
                 f"{address} refuses the SSH key: put its public half into ~{address.user}/.ssh/authorized_keys there"
             ) from None
         except socket.gaierror as error:
-            raise Gone(f"the name {printable(address.address)} cannot be resolved ({error.strerror})") from None
-        except (OSError, asyncssh.Error, asyncio.TimeoutError) as error:
+            what = f"the name {printable(address.address)} cannot be resolved ({error.strerror})"
+            if error.errno != socket.EAI_AGAIN:
+                raise Gone(what) from None
+            # No name server answers: that says nothing of the pod, which must not be forgotten for it.
+            if asyncio.get_running_loop().time() > give_up:
+                raise UserError(f"{what}: is this machine online?") from None
+            await asyncio.sleep(PAUSE_SECONDS)
+        # A ValueError: what a server says of itself is no ASCII.
+        except (OSError, asyncssh.Error, ValueError, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)
                 raise Gone(

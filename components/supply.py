@@ -14,11 +14,12 @@ from components.core.bundle import bundle_members, stream_bundle
 from components.core.errors import UserError, printable
 from components.core.listing import listed
 from components.core.lock import why_absent
-from components.settings import Settings
-from components.store_url import StoreUrl
+from components.core.meter import Meter, Say
 
 if TYPE_CHECKING:
+    from components.settings import Settings
     from components.store import BundleStore
+    from components.store_url import StoreUrl
 
 # Pulumi asks for several resources at a time, and more than one model may have the same bytes.
 _TURNS: dict[str, Lock] = {}
@@ -27,11 +28,13 @@ _TURNS: dict[str, Lock] = {}
 class Supply:
     """The bundles that were asked for, and what of them is on this machine.
 
-    `wanted` maps models to digests; a digest is here if the directory of any of its models is.
+    `wanted` maps models to digests; a digest is here if the directory of any of its models is. `say` is told how far an
+    upload to the store is.
     """
 
-    def __init__(self, wanted: Mapping[str, str], settings: Settings) -> None:
-        self._store = settings.store
+    def __init__(self, wanted: Mapping[str, str], settings: Settings, say: Say | None = None) -> None:
+        self._store, self._say = settings.store, say
+        self._models = {digest: model for model, digest in sorted(wanted.items(), reverse=True)}
         self._here: dict[str, Path] = {}
         self._absent: dict[str, str] = {}
         for model in settings.models:
@@ -57,6 +60,9 @@ class Supply:
                 "writing there? run it again when it is done"
             )
 
+    def _metered(self, digest: str, meter: Meter) -> Iterator[memoryview]:
+        return meter.through(f"{self._models[digest]} to the store", self.tail(digest, 0))
+
     def demand(self, digests: Iterable[str]) -> None:
         """Raises UserError, with all of them, if some are nowhere on this machine: before anything is sent."""
         nowhere = sorted(self._absent[digest] for digest in digests if digest not in self._here)
@@ -75,7 +81,9 @@ class Supply:
         for digest, size in sorted(sizes.items()):
             if digest in self._here:
                 with _TURNS.setdefault(digest, Lock()):
-                    store.ensure(digest, size, partial(self.tail, digest, 0))
+                    meter = Meter("uploading", 1, size, self._say)
+                    store.ensure(digest, size, partial(self._metered, digest, meter))
+                    meter.end("uploaded")
             elif store.size(digest) is None:
                 nowhere.append(digest)
         return nowhere

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 from components.cli.pulumi_cli import ask_pulumi
 from components.cli.push import no_store
-from components.cli.shown import shown_age, shown_size
+from components.cli.shown import shown_age
 from components.core.adapter_files import shown_path
 from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, os_reason, printable
 from components.core.listing import counted, listed
 from components.core.lock import DIGEST, why_absent
+from components.core.sizes import shown_size
 from components.settings import PROJECT, RawConfig, Settings, parse_models, unknown_key_faults
 from components.stack_files import LockError, holds_alone, read_lock, stack_config, stack_directory
 from components.store_url import StoreUrl, parse_store_url

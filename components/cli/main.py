@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from components.core.errors import UserError, os_reason, printable
+from components.core.errors import UserError, os_reason, printable, printable_text
 
 COMMANDS = {
     "check": ("components.cli.check", "check adapters: what vLLM would refuse, or silently get wrong"),
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"lora: {error}", file=sys.stderr)
+        print(f"lora: {printable_text(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

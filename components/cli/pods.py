@@ -16,7 +16,7 @@ from components.core.naming import engine_key
 from components.core.ssh_key import normalise_host_key, normalise_private_key
 from components.on_pod.boot import piped_line, podctl_source
 from components.pods.credentials import sandbox_keys
-from components.settings import PROJECT, Pod, RawConfig, SettingsError, parse_models
+from components.settings import PROJECT, Pod, Settings, SettingsError, parse_models
 from components.stack_files import stack_config, stack_directory
 
 if TYPE_CHECKING:
@@ -52,26 +52,29 @@ class _Way:
     off: bool = False
 
 
-def stack_pods(stack: str) -> tuple[Sequence[Pod], RawConfig]:
-    """The pods of a stack file. Raises UserError for a stack there is none of, or a file with faults."""
+def stack_settings(stack: str) -> Settings:
+    """What a stack file says of its pods. Raises UserError for a stack there is none of, or a file with faults."""
     config = stack_config(stack_directory(), stack, PROJECT)
     settings, faults = parse_models(config)
     if faults:
         raise SettingsError(faults)
-    return settings.pods, config
+    return settings
 
 
 def ask_pods(
     stack: str,
     pods: Sequence[Pod],
-    config: RawConfig,
+    running: bool,
     identity: str | None,
     seconds: float | None,
     verb: str,
     engine_argument: bool = False,
 ) -> list[Reached]:
-    """Run a verb of podctl on each of these pods, on all at once; each is given `seconds` to answer (None: no end)."""
-    ways = _ways(stack, pods, config, identity)
+    """Run a verb of podctl on each of these pods, on all at once; each is given `seconds` to answer (None: no end).
+
+    Those that `running` (`Settings`) says are switched off are not asked.
+    """
+    ways = _ways(stack, pods, not running, identity)
 
     async def ask_all() -> list[Reached]:
         asked = (
@@ -103,8 +106,7 @@ async def _ask(base: str, engine: str, way: _Way, seconds: float | None, verb: s
         return Reached(base, engine, way.address, {}, f"{way.address} does not answer within {seconds:g} s")
 
 
-def _ways(stack: str, pods: Sequence[Pod], config: RawConfig, identity: str | None) -> list[_Way]:
-    off = config.get("running") is False
+def _ways(stack: str, pods: Sequence[Pod], off: bool, identity: str | None) -> list[_Way]:
     key = _private_key(stack, identity) if any(not (pod.sandbox or (off and pod.ec2)) for pod in pods) else ""
     recorded = _recorded(stack) if any(pod.ec2 and not off for pod in pods) else {}
     return [_way(stack, pod, key, recorded, off) for pod in pods]

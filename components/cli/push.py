@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.checked import verdict_on
-from components.cli.shown import shown_size
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError, printable
 from components.core.listing import counted, listed
 from components.core.lock import short_digest
+from components.core.sizes import shown_size
 from components.locked import Looked, look
 from components.settings import PROJECT, RawConfig, Settings, SettingsError, parse_models
 from components.stack_files import LockError, lock_place, read_lock, stack_config, stack_directory

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from components.cli.pods import Reached, ask_pods, stack_pods
+from components.cli.pods import Reached, ask_pods, stack_settings
 from components.cli.pulumi_cli import ask_pulumi
 from components.core.errors import UserError, printable
 from components.core.listing import listed
@@ -30,12 +30,12 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UserError for a stack or a base that there is not.
     """
-    pods, config = stack_pods(args.stack)
-    chosen = [pod for pod in pods if pod.base == args.base]
+    settings = stack_settings(args.stack)
+    chosen = [pod for pod in settings.pods if pod.base == args.base]
     if not chosen:
-        bases = listed(sorted(printable(pod.base) for pod in pods))
+        bases = listed(sorted(printable(pod.base) for pod in settings.pods))
         raise UserError(f"--base {printable(args.base)}: no pod of this stack serves it; its bases: {bases}")
-    (pod,) = ask_pods(args.stack, chosen, config, args.identity, None, "rollback", engine_argument=True)
+    (pod,) = ask_pods(args.stack, chosen, settings.running, args.identity, None, "rollback", engine_argument=True)
     if pod.off or pod.fault:
         print(pod.fault or f"the pod of {printable(pod.base)} is switched off", file=sys.stderr)
         return 1

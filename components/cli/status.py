@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.cli.pods import Reached, ask_pods, stack_pods
-from components.cli.shown import shown_size
+from components.cli.pods import Reached, ask_pods, stack_settings
 from components.core.errors import printable
+from components.core.sizes import shown_size
 
 SECONDS = 20.0
 HEADINGS = ("pod", "at", "unit", "since", "vLLM", "GPU", "disk")
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    pods, config = stack_pods(args.stack)
-    reached = ask_pods(args.stack, pods, config, args.identity, args.timeout, "status")
+    settings = stack_settings(args.stack)
+    reached = ask_pods(args.stack, settings.pods, settings.running, args.identity, args.timeout, "status")
     if args.json:
         print(json.dumps({"stack": args.stack, "pods": [_document(pod) for pod in reached]}, indent=2))
     else:
@@ -113,7 +113,7 @@ def _show(reached: Sequence[Reached]) -> None:
 
 
 def _row(pod: Reached) -> tuple[str, ...]:
-    engine, disk = _engine(pod) or {}, pod.answer.get("disk") or {}
+    engine, disk, gpus = _engine(pod) or {}, pod.answer.get("disk"), pod.answer.get("gpus")
     return tuple(
         printable(cell)
         for cell in (
@@ -122,30 +122,46 @@ def _row(pod: Reached) -> tuple[str, ...]:
             engine.get("state") or "-",
             _since(engine.get("since")),
             engine.get("vllm") or "-",
-            ", ".join(map(_gpu, pod.answer.get("gpus") or [])) or "-",
-            f"{shown_size(disk.get('freeBytes', 0))} of {shown_size(disk.get('totalBytes', 0))} free",
+            ", ".join(map(_gpu, gpus if isinstance(gpus, list) else [])) or "-",
+            _disk(disk if isinstance(disk, dict) else {}),
         )
     )
 
 
 def _details(pod: Reached) -> Iterator[str]:
     models = (_engine(pod) or {}).get("models")
-    if models:
+    if models and isinstance(models, list):
         yield "serves " + ", ".join(map(printable, models))
     for what, how in sorted(_drift(pod).items()):
         yield f"DRIFT {printable(what)}: {printable(how, 500)}"
 
 
-def _gpu(gpu: Mapping[str, Any]) -> str:
-    used, total = gpu.get("usedMiB"), gpu.get("totalMiB")
+def _gpu(gpu: Any) -> str:
+    if not isinstance(gpu, dict):
+        return str(gpu)
+    used, total = _number(gpu.get("usedMiB")), _number(gpu.get("totalMiB"))
     memory = f" {used / 1024:.1f}/{total / 1024:.1f} GiB" if used is not None and total is not None else ""
     return f"{gpu.get('name')}{memory}"
 
 
+def _disk(disk: Mapping[str, Any]) -> str:
+    free, total = _number(disk.get("freeBytes")), _number(disk.get("totalBytes"))
+    return "-" if free is None or total is None else f"{shown_size(free)} of {shown_size(total)} free"
+
+
+def _number(value: Any) -> float | None:
+    """A pod may answer anything."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return None
+
+
 def _since(moment: Any) -> str:
-    if not isinstance(moment, (int, float)):
+    since = _number(moment)
+    if since is None:
         return "-"
-    seconds = max(0, time.time() - moment)
+    seconds = max(0, time.time() - since)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from components.core.adapter import read_located
@@ -28,6 +28,7 @@ from components.core.bundle import bundle_members, bundle_size, digest_bundle
 from components.core.errors import UserError
 from components.core.findings import fault
 from components.core.memory import Memory
+from components.core.meter import Meter, Say
 
 # A file system's clock may be as coarse as this (FAT: 2 s), so that a second write leaves the same times behind.
 # The rule is git's: https://git-scm.com/docs/racy-git
@@ -45,6 +46,7 @@ BUNDLE_RULES = (
     "json_text.py",
     "listing.py",
     "lora_names.py",
+    "read_ahead.py",
     "safetensors_header.py",
 )
 
@@ -88,12 +90,16 @@ class DigestCache:
     Args:
         path: the SQLite file; by default `lora-pods/digests.sqlite3` in the user's cache directory.
         clock: nanoseconds since the epoch, by the clock that stamps files.
+        say: told how far it is where there is much to read.
     """
 
-    def __init__(self, path: Path | None = None, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, path: Path | None = None, clock: Callable[[], int] = time.time_ns, say: Say | None = None
+    ) -> None:
         self.memory = Memory(path or default_path())
         """Whatever else is to be remembered of adapters lies in the same file."""
         self._clock = clock
+        self._say = say
 
     def describe(self, directory: Path) -> BundleFacts:
         """The facts of one adapter. On a hit, no file of it is opened.
@@ -116,22 +122,25 @@ class DigestCache:
         answers: dict[str, BundleFacts | UserError] = dict(self.recall(list(seen.values())))
         strangers = [sight for key, sight in seen.items() if key not in answers]
         if strangers:
+            meter = Meter("hashing", len(strangers), sum(map(_bytes_of, strangers)), self._say)
             with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, len(strangers))) as pool:
-                computed = list(pool.map(self._compute_or_error, strangers))
+                computed = list(pool.map(partial(self._compute_or_error, meter), strangers))
+            meter.end("hashed")
             # By the key asked for: the directory itself may have become a link to another by now.
             for stranger, item in zip(strangers, computed, strict=True):
                 answers[stranger.key] = item.answer
             self._remember(item for item in computed if item.lasting)
         return [sight if isinstance(sight := sights[path], UserError) else answers[sight.key] for path in directories]
 
-    def _compute_or_error(self, sight: Sight) -> _Computed:
+    def _compute_or_error(self, meter: Meter, sight: Sight) -> _Computed:
         directory = sight.files.directory
+        meter.begin("/".join(directory.parts[-2:]))
         try:
             for _ in range(2):
                 began = self._clock()
                 before = look(directory)
                 try:
-                    facts = _read_facts(before.files)
+                    facts = _read_facts(before.files, meter)
                 except UserError:
                     # Perhaps a file half written: only a directory at rest is judged.
                     if look(directory) == before:
@@ -206,6 +215,10 @@ def look(directory: Path) -> Sight:
     return Sight(files, key=json.dumps(str(files.real_directory)), fingerprint=json.dumps(seen), newest_ns=newest_ns)
 
 
+def _bytes_of(sight: Sight) -> int:
+    return sum(size for _, _, size, *_ in json.loads(sight.fingerprint))
+
+
 def look_or_error(directory: Path) -> Sight | UserError:
     """`look`, with the error in place of an answer."""
     try:
@@ -214,11 +227,11 @@ def look_or_error(directory: Path) -> Sight | UserError:
         return error
 
 
-def _read_facts(files: AdapterFiles) -> BundleFacts:
+def _read_facts(files: AdapterFiles, meter: Meter) -> BundleFacts:
     adapter = read_located(files)
     members = bundle_members(adapter)
     return BundleFacts(
-        digest=digest_bundle(members),
+        digest=digest_bundle(members, meter.add),
         size=bundle_size(members),
         rank=adapter.rank,
         modules=adapter.modules,

@@ -11,31 +11,41 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from components.core.capacity import Unknown
+from components.core.ec2_gpus import gpus_of
+from components.core.engine_args import (
+    Json,
+    argv_of,
+    flag_words,
+    gpu_fault,
+    idle_gpus,
+    lora_target_modules,
+    parsed_arguments,
+)
 from components.core.errors import UserError, printable
 from components.core.listing import counted
 from components.core.slot_budget import Budget, Memory, budget_of, shown
 from components.core.vllm_loader import loader_rules, round_up_rank
 from components.core.vllm_rules import (
-    JSON_LIST_FLAGS,
-    NO_SUCH_FLAGS,
     OWNED_ENVIRONMENT,
-    OWNED_FLAGS,
-    REPEATED_FLAGS,
     SECRET_ENVIRONMENT,
     SERVER_MODULE,
 )
-
-Json: TypeAlias = str | int | float | bool | Sequence["Json"] | Mapping[str, "Json"] | None
 
 MAX_LORAS_CAP = 8
 """How many adapters share a batch unless engine.maxLoras or what is known of the GPU's memory says so: every slot holds
 memory for the largest rank."""
 
 _DEFAULT_ENVIRONMENT = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
-_STOP_SECONDS = 60
+_DRAIN = "shutdown-timeout"
+_DRAIN_SECONDS = 60
+"""How long requests in flight may take to finish, unless `engine.args` says: meanwhile nobody else is served."""
+_STOP_SECONDS = 30
+"""What is left of stopping after that. Longer helps nobody: where requests are not done in time, vLLM 0.32 kills its
+workers and then waits for the clients' connections, which do not end."""
+_DAY = 86400
 _SMALLER = "take a larger GPU, a smaller base or engine.maxModelLen, or adapters of a smaller rank"
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 
@@ -68,6 +78,8 @@ class EngineOptions:
     """The version that is pinned, if one is."""
     memory: Memory | None = None
     """What is known of the GPU's memory; None where the stack file says nothing of it."""
+    instance_type: str | None = None
+    """Of AWS, whose GPUs are known."""
 
 
 @dataclass(frozen=True)
@@ -110,32 +122,40 @@ def plan_engine(
 
     `python` is the pod's interpreter with vLLM; `blob_path` says where a digest lies unpacked. Raises UserError for a
     base vLLM could not be told, a rank above its ceiling, overrides that contradict each other, more than the GPU's
-    memory holds, and arguments or variables that are this project's own.
+    memory holds, more GPUs than its machine has, arguments that its vLLM does not take, and arguments or variables that
+    are this project's own.
     """
     if not base or base.startswith("-"):
         raise UserError(f"base {printable(base)!r} cannot be given to vLLM: it is empty or begins with a dash")
     adapters = sorted(adapters, key=lambda adapter: adapter.id)
     served = _served(base, adapters, sorted(aliases), blob_path)
-    arguments = _user_arguments(options.args)
+    arguments, told = parsed_arguments(options.args, options.vllm)
+    told += _shared_gpus(options)
+    drain = _drain_seconds(arguments, options)
     flags = _lora_flags(adapters, options, arguments)
     argv = [python, "-m", SERVER_MODULE]
-    argv += _flag("model", base)
+    argv += flag_words("model", base)
     argv += ["--served-model-name", base, *sorted(aliases)]
-    argv += _flag("host", options.listen)
-    argv += _flag("port", options.port)
+    argv += flag_words("host", options.listen)
+    argv += flag_words("port", options.port)
+    if drain and _drain_flag(arguments) is None:
+        argv += flag_words(_DRAIN, drain)
     for name, value in (
         ("dtype", options.dtype),
         ("gpu-memory-utilization", options.gpu_memory_utilization),
         ("max-model-len", options.max_model_len),
     ):
         if value is not None:
-            argv += _flag(name, value)
-    for name in arguments:
-        argv += _user_flag(name, arguments[name])
+            argv += flag_words(name, value)
+    given = _drain_flag(arguments)
+    if given is not None and arguments[given] == 0:
+        # Left out, it does for an older vLLM too, in an `engine.python` whose version nobody told.
+        arguments = {name: value for name, value in arguments.items() if name != given}
+    argv += argv_of(arguments, options.vllm)
     if adapters:
         argv.append("--enable-lora")
         for flag in flags:
-            argv += _flag(flag.name, flag.value)
+            argv += flag_words(flag.name, flag.value)
         argv.append("--lora-modules")
         argv += [_lora_module(adapter, base, blob_path(adapter.digest)) for adapter in adapters]
     return EnginePlan(
@@ -144,21 +164,18 @@ def plan_engine(
         _environment(python, options.env, eager_cpu=options.device == "cpu" and arguments.get("enforce-eager") is True),
         flags,
         served,
-        _STOP_SECONDS + _draining_seconds(arguments),
+        _STOP_SECONDS + drain,
         options.device == "gpu",
-        (*_names_alike(list(served)), *(_quantized(arguments) if adapters else ())),
+        (*_names_alike(list(served)), *(_quantized(arguments) if adapters else ()), *told),
     )
 
 
-def lora_target_modules(args: Mapping[str, Json]) -> tuple[str, ...] | None:
-    """What `engine.args` gives vLLM as --lora-target-modules, however it is spelled; None where it is not given."""
-    for key, value in args.items():
-        name = _spelled(key)
-        # No other flag of vLLM begins like this, and argparse takes the beginning for the whole.
-        if name.startswith("lora-t") and "lora-target-modules".startswith(name):
-            items = [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ()
-            return tuple(map(str, items)) or None
-    return None
+def _shared_gpus(options: EngineOptions) -> Iterator[str]:
+    gpus = gpus_of(options.instance_type) if options.instance_type and options.device == "gpu" else None
+    if options.instance_type and gpus:
+        if fault := gpu_fault(options.args, options.instance_type, gpus):
+            raise UserError(fault)
+        yield from idle_gpus(options.args, options.instance_type, gpus)
 
 
 def _names_alike(names: Sequence[str]) -> Iterator[str]:
@@ -309,97 +326,25 @@ def _max_cpu_loras(count: int, max_loras: int, options: EngineOptions) -> Planne
     return PlannedFlag("max-cpu-loras", str(count), f"{counted(count, 'adapter')}, all stay in CPU memory")
 
 
-def _user_arguments(args: Mapping[str, Json]) -> dict[str, Json]:
-    """Return `engine.args` under vLLM's spelling of the flags, sorted by it."""
-    keys: dict[str, str] = {}
-    for key in args:
-        name = _flag_name(key)
-        if name in keys:
-            raise UserError(f"engine.args.{key} and engine.args.{keys[name]} are one flag; keep one of them")
-        keys[name] = key
-    return {name: args[keys[name]] for name in sorted(keys)}
-
-
-def _draining_seconds(arguments: Mapping[str, Json]) -> int:
-    """How long `--shutdown-timeout` lets requests in flight go on after the order to stop."""
-    value = arguments.get("shutdown-timeout", 0)
-    return math.ceil(value) if isinstance(value, int | float) and 0 <= value < 86400 else 0
-
-
-def _flag_name(key: str) -> str:
-    """Return `maxNumSeqs`, `max_num_seqs` or `max-num-seqs` in vLLM's spelling, refusing what is not the user's."""
-    where = f"engine.args.{printable(key)}"
-    if key.startswith("-"):
-        raise UserError(f"{where}: write the flag without its dashes in front")
-    name = _spelled(key)
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+def _drain_seconds(arguments: Mapping[str, Json], options: EngineOptions) -> int:
+    """How long `--shutdown-timeout` lets requests in flight go on after the order to stop; 0, as none, aborts them."""
+    given = _drain_flag(arguments)
+    if given is None:
+        return _DRAIN_SECONDS if loader_rules(options.vllm).drains else 0
+    try:
+        seconds = float(str(arguments[given]))  # a text of digits is a number to vLLM, too
+    except ValueError:
+        return 0
+    if seconds > _DAY:
         raise UserError(
-            f"{where} is no flag of vLLM: letters, digits and dashes only "
-            "(give a flag's own settings as a mapping under it)"
+            f"engine.args.shutdownTimeout: {seconds:g} s is too long; systemd waits a day ({_DAY} s) at most"
         )
-    # argparse takes any unambiguous beginning of a flag for the flag, and --no-X for X.
-    bare = name.removeprefix("no-")
-    for owned, reason in {**OWNED_FLAGS, **NO_SUCH_FLAGS}.items():
-        if owned.startswith(bare):
-            hint = "" if owned == bare else f" could be read as --{owned}, which"
-            raise UserError(f"{where}{hint} cannot be set here: {reason}")
-    return name
+    return math.ceil(max(0.0, seconds))
 
 
-def _spelled(key: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", key).replace("_", "-").lower()
-
-
-def _user_flag(name: str, value: Json) -> list[str]:
-    where = f"engine.args: {name}"
-    if value is True:
-        return [f"--{name}"]
-    if value is False:
-        return [f"--no-{name}"]
-    if value is None:
-        raise UserError(f"{where} has no value; give it one (true for a bare flag) or leave it out")
-    if isinstance(value, Mapping):
-        return [f"--{name}", _compact(value)]
-    if isinstance(value, str | int | float):
-        return _flag(name, value)
-    items = list(value)
-    if not items:
-        raise UserError(f"{where} is an empty list; give it a value or leave it out")
-    if name in JSON_LIST_FLAGS:
-        return [f"--{name}", _compact(items)]
-    if name in REPEATED_FLAGS:
-        return [word for item in items for word in _flag(name, _scalar(item, where))]
-    if len(items) == 1:
-        return _flag(name, _scalar(items[0], where))
-    words = [_word(_scalar(item, where), name) for item in items]
-    if any(word.startswith("-") for word in words):
-        raise UserError(f"{where} has an item that begins with a dash, which vLLM would take for a flag")
-    return [f"--{name}", *words]
-
-
-def _scalar(item: Json, where: str) -> str | int | float:
-    if isinstance(item, bool) or not isinstance(item, str | int | float):
-        raise UserError(f"{where} is a list, and its items must be strings or numbers")
-    return item
-
-
-def _flag(name: str, value: str | int | float) -> list[str]:
-    word = _word(value, name)
-    # As a word of its own vLLM's parser would take it for a flag, or (with a dot in it) for a nested setting.
-    return [f"--{name}={word}"] if word.startswith("-") else [f"--{name}", word]
-
-
-def _word(value: str | int | float, name: str) -> str:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise UserError(f"{name} is {value}, which is no number vLLM can use")
-        # Pulumi's configuration does not tell 8.0 from 8, and vLLM's integers refuse the former.
-        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-    return str(value)
-
-
-def _compact(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+def _drain_flag(arguments: Mapping[str, Json]) -> str | None:
+    """Under which name they hold `--shutdown-timeout`: argparse takes a beginning of its own for the whole."""
+    return next((name for name in arguments if name.startswith("shu") and _DRAIN.startswith(name)), None)
 
 
 def _lora_module(adapter: PlannedAdapter, base: str, path: str) -> str:

@@ -1,10 +1,29 @@
 """The one error a user is meant to read, and the one function that makes foreign text fit to be shown."""
 
+from collections.abc import Sequence
+
 SHOWN_CHARACTERS = 200
+LONGEST_LINE = 10_000
 
 
 class UserError(Exception):
     """A fault the user can mend. ``str(error)`` is the whole sentence: what, where, what to do."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return (str(self),)
+
+
+class UserErrors(UserError):
+    """Several faults of one thing, found together: a sentence each."""
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        super().__init__("\n".join(sentences))
+        self._sentences = tuple(sentences)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        return self._sentences
 
 
 def printable(text: object, limit: int = SHOWN_CHARACTERS) -> str:
@@ -17,6 +36,11 @@ def printable(text: object, limit: int = SHOWN_CHARACTERS) -> str:
     cut = shown[:limit]
     safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in cut)
     return safe if len(shown) <= limit else safe + "…"
+
+
+def printable_text(text: object) -> str:
+    """The same of a whole text whose lines stay lines: for where it leaves for a terminal, whoever put it together."""
+    return "\n".join(printable(line, LONGEST_LINE) for line in str(text).split("\n"))
 
 
 def os_reason(error: OSError) -> str:

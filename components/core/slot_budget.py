@@ -44,6 +44,17 @@ _COUNTED = frozenset(
         "tensor-parallel-size",
     }
 )
+# They have such a word in their names, and change nothing there.
+_HARMLESS = frozenset(
+    {
+        "chat-template-content-format",
+        "cohere-format",
+        "kv-cache-metrics",
+        "kv-cache-metrics-sample",
+        "kv-events-config",
+        "per-request-spec-decode-metrics",
+    }
+)
 # What is in the names of vLLM's other flags that change what lies on a GPU (vllm/engine/arg_utils.py).
 _CHANGING = (
     "context",
@@ -130,7 +141,7 @@ def budget_of(
     if max_model_len is None:
         return Unknown("engine.maxModelLen is not given")
     for name in arguments:
-        if name not in _COUNTED and any(part in name for part in _CHANGING):
+        if changing(name):
             return Unknown(f"what engine.args: {name} changes of it is not known here")
     base = memory.base
     if "quantization" in arguments and base.quantization is None:
@@ -142,7 +153,7 @@ def budget_of(
     cached_bytes = number_bytes if cached == "auto" else _CACHED_NUMBERS.get(str(cached))
     lora = arguments.get("lora-dtype", "auto")
     lora_bytes = number_bytes if lora == "auto" else _NUMBERS.get(str(lora))
-    split = _whole(arguments.get("tensor-parallel-size", 1))
+    split = whole(arguments.get("tensor-parallel-size", 1))
     if number_bytes is None or cached_bytes is None or lora_bytes is None or split is None:
         return Unknown("engine.dtype or engine.args have a value that is not known here")
     sharded = arguments.get("fully-sharded-loras") is True
@@ -159,13 +170,20 @@ def budget_of(
     return Budget(share, weights, slot, max_model_len * token, max_model_len, rank)
 
 
+def changing(name: str) -> bool:
+    """Whether a flag changes what lies on a GPU in a way that is not counted here."""
+    return name not in _COUNTED | _HARMLESS and any(part in name for part in _CHANGING)
+
+
 def shown(amount: int) -> str:
     """Bytes as people compare them: `15.0 GiB`, `88 MiB`."""
     return f"{amount / GIB:.1f} GiB" if abs(amount) >= GIB else f"{amount / 1024**2:.0f} MiB"
 
 
-def _whole(value: object) -> int | None:
-    """A positive whole number, as Pulumi's configuration may write it."""
+def whole(value: object) -> int | None:
+    """A positive whole number, as Pulumi's configuration or whoever wrote it may have it: 4, 4.0, "4"."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

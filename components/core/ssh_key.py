@@ -11,9 +11,16 @@ import binascii
 import hashlib
 import re
 
-from components.core.errors import UserError
+from components.core.errors import UserError, printable
 
 _MAGIC = b"openssh-key-v1\x00"
+_KINDS = {
+    "ssh-ed25519": "ED25519",
+    "ssh-rsa": "RSA",
+    "ecdsa-sha2-": "ECDSA",
+    "sk-ssh-ed25519": "ED25519-SK",
+    "sk-ecdsa-sha2-": "ECDSA-SK",
+}
 
 
 def normalise_private_key(text: str) -> str:
@@ -101,3 +108,12 @@ def fingerprint(host_key: str) -> str:
     """`SHA256:…` of a normalised host key, as ssh-keygen -l prints it."""
     raw = base64.b64decode(host_key.split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(raw).digest()).decode().rstrip("=")
+
+
+def shown_key(host_key: str) -> str:
+    """A host key, as `type base64`, in a sentence: `SHA256:… (ED25519)`, both as ssh-keygen -l prints them."""
+    kind = host_key.partition(" ")[0]
+    for prefix, name in _KINDS.items():
+        if kind.startswith(prefix):
+            return f"{fingerprint(host_key)} ({name})"
+    return f"one of an unknown kind ({printable(kind, 40)})" if kind else "none that can be read"

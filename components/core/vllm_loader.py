@@ -35,6 +35,9 @@ class LoaderRules:
     skips_base_embeddings: bool
     """Since 0.12.0 (utils.py, `is_base_embedding_weights`) `….embed_tokens.base_layer.weight` and
     `….lm_head.base_layer.weight`, the untouched embeddings that PEFT saves, are passed over; before, refused."""
+    drains: bool
+    """Since 0.18.0 (engine/arg_utils.py, `shutdown_timeout`) `--shutdown-timeout` exists: an engine that is told to
+    stop lets the requests in flight finish."""
     limits_target_modules: bool
     """Since 0.19.0 (config/lora.py, `target_modules`) `--lora-target-modules` exists."""
     full_modules: tuple[str, ...]
@@ -60,6 +63,7 @@ def loader_rules(version: str | None) -> LoaderRules:
         reads_rslora=number >= (0, 6, 6),
         takes_fused_experts=number >= (0, 11, 1),
         skips_base_embeddings=number >= (0, 12),
+        drains=number >= (0, 18),
         limits_target_modules=number >= (0, 19),
         full_modules=("classifier", "score") if number >= (0, 31) else (),
         reads_patterns=number >= (0, 32),

@@ -59,12 +59,6 @@ NO_SUCH_FLAGS = MappingProxyType(
 )
 """Flags people try that vLLM does not have, and what to know of them."""
 
-JSON_LIST_FLAGS = frozenset({"allowed-origins", "allowed-methods", "allowed-headers"})
-"""Flags that take a list as one JSON word."""
-
-REPEATED_FLAGS = frozenset({"middleware"})
-"""Flags given once for each value of a list. Every other list follows its flag, word by word."""
-
 SECRET_ENVIRONMENT = MappingProxyType(
     {
         "VLLM_API_KEY": "lora-pods:apiKey",

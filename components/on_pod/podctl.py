@@ -80,12 +80,15 @@ BUSY = (408, 429, 500, 502, 503, 504)  # what a store may answer now and not a m
 STALE_SECONDS = 7 * 86400.0  # an abandoned upload is kept this long for resuming
 POLL_SECONDS = 0.5
 SAY_SECONDS = 10.0  # between two lines of progress
+SAY_AT_LAST_SECONDS = 60.0  # the same, where it takes long: a log keeps each of them
+SAID_ONE_BY_ONE = 10
 KEPT_GENERATIONS = 3
 FEW_NAMES = 100
 PROBE_SECONDS = 120.0  # for one answer: the first may wait for kernels that are built when they are needed
 NAMED = 20  # adapters in one sentence
 HOMES = ("/home", "/root", "/run/user")  # a unit sees them only if its own text names a path there (ProtectHome=)
 NGINX = "/usr/sbin/nginx"
+GPU_SECONDS = 8.0  # for nvidia-smi, where all of a pod's status is given some twenty
 PROXY_SECONDS = 20.0  # for a proxy to answer as it should, once its engine does
 TEMPORARY = ("/tmp", "/var/tmp")  # a unit has its own (PrivateTmp=)
 
@@ -273,6 +276,14 @@ def listed(path: str) -> List[str]:
         return []
 
 
+def names_in(path: str) -> List[str]:
+    """All that is in a directory, sorted; nothing where it went meanwhile."""
+    try:
+        return sorted(os.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
 def remove_tree(path: str) -> None:
     """Removes a directory with all that is in it; of a link, only the link."""
     import shutil
@@ -341,9 +352,10 @@ def hold(path: str, purpose: str, seconds: float = LOCK_SECONDS) -> Iterator[Non
             said = True
         time.sleep(0.1)
     try:
-        os.ftruncate(fd, 0)  # a holder that was killed left its name
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        os.pwrite(fd, ("pid %d, %s, since %s" % (os.getpid(), purpose, since)).encode("utf-8"), 0)
+        with contextlib.suppress(OSError):  # on a full disk it is held without a name: gc must run there, and leave
+            os.ftruncate(fd, 0)  # a holder that was killed left its name
+            os.pwrite(fd, ("pid %d, %s, since %s" % (os.getpid(), purpose, since)).encode("utf-8"), 0)
         yield
     finally:
         unlink(path)
@@ -834,13 +846,16 @@ def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]
     blob = store.blob(hexdigest)
     make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
-        discard_blob(store, hexdigest)  # it lost a file or a part of one, or was altered: has_blob said so
+        # It lost a file or a part of one, or was altered: has_blob said so. Marked first: where a run is killed in
+        # between, no blob tells the next one that engines hold what was there.
         mark_stale(store, "blobs/sha256/" + hexdigest)
+        discard_blob(store, hexdigest)
     unlink(store.staged(hexdigest, ".altered"))  # a run that was killed may have left it
     os.rename(aside, blob)
     os.chmod(blob, 0o555)  # after the rename: moving a directory needs write permission on it
     fsync_dir(os.path.dirname(blob))
     unlink(store.staged(hexdigest, ".altered"))
+    fsync_dir(store.path("staging"))  # before the tar goes: a mark that came back would ask for it again
 
 
 def verb_have(store: Store, options: Any) -> Document:
@@ -989,11 +1004,15 @@ def verb_place(store: Store, document: Document) -> Document:
                 raise Refusal(
                     "sha256:%s, the adapter of model %s, is not on this pod: it must be sent first" % (hexdigest, model)
                 )
-        unpacked = []
-        for hexdigest in sorted(set(wanted.values())):
+        unpacked, due = [], time.monotonic() + SAY_SECONDS
+        for done, hexdigest in enumerate(sorted(set(wanted.values())), 1):
             if unpack(store, hexdigest):
                 unpacked.append("sha256:" + hexdigest)
-                say("sha256:%s is unpacked" % hexdigest)
+                if len(unpacked) <= SAID_ONE_BY_ONE:
+                    say("sha256:%s is unpacked" % hexdigest)
+                elif time.monotonic() > due:
+                    say("%d of %d bundles are unpacked" % (done, len(set(wanted.values()))))
+                    due = time.monotonic() + SAY_SECONDS
         for model, hexdigest in sorted(wanted.items()):
             store.set_ref(Ref(stack, model, "sha256:" + hexdigest, base))
         dropped = drop_refs(store, stack, base, keep=set(wanted))
@@ -1036,7 +1055,7 @@ def verb_verify(store: Store, options: Any) -> Document:
     result: Dict[str, List[str]] = {"ok": [], "rotten": [], "strays": []}
     for name in store.blobs():
         blob = store.blob(name)
-        result["strays"] += [os.path.join(blob, other) for other in sorted(os.listdir(blob)) if other not in MEMBERS]
+        result["strays"] += [os.path.join(blob, other) for other in strays(blob)]
         why = rot_of(store, name)
         if not why:
             result["ok"].append("sha256:" + name)
@@ -1056,7 +1075,7 @@ def verb_verify(store: Store, options: Any) -> Document:
 def rot_of(store: Store, name: str) -> str:
     """What is wrong with a blob, "" if nothing."""
     try:
-        if not store.has_blob(name):
+        if tar_size(store.blob(name)) is None:
             return "a file of it is missing"
         found = hash_blob(store.blob(name))
     except OSError as error:
@@ -1064,10 +1083,15 @@ def rot_of(store: Store, name: str) -> str:
     return "" if found == name else "its bytes have the digest sha256:%s" % found
 
 
+def strays(blob: str) -> List[str]:
+    """What lies in a blob and is not of it. vLLM may load it: a tokenizer, say."""
+    return [name for name in names_in(blob) if name not in MEMBERS]
+
+
 def is_whole(store: Store, hexdigest: str) -> bool:
-    """Whether a blob's bytes are what its name says; those that cannot be read are not."""
+    """Whether a blob is what its name says, and nothing more; bytes that cannot be read are not."""
     try:
-        return hash_blob(store.blob(hexdigest)) == hexdigest
+        return not strays(store.blob(hexdigest)) and hash_blob(store.blob(hexdigest)) == hexdigest
     except OSError:
         return False
 
@@ -1638,7 +1662,7 @@ def keep_tls_key(store: Store, engine: str, document: Document) -> None:
         raise Refusal("the document's tls must be a private key in PEM and the name of its public one")
     path = tls_key_file(store, engine, name)
     if read_file(path) != key.encode("utf-8"):
-        os.makedirs(store.path("secrets"), 0o700, exist_ok=True)
+        make_dirs(store.path("secrets"), 0o700)
         write_file(path, key.encode("utf-8"), 0o600)
 
 
@@ -2029,6 +2053,11 @@ def why_over(state: State, trial: Trial, attended: bool) -> str:
     return ""
 
 
+def pause_of(waited: float) -> float:
+    """How long until the next line of progress, after so many seconds."""
+    return min(max(SAY_SECONDS, waited / 4), SAY_AT_LAST_SECONDS)
+
+
 def await_ready(
     store: Store, engine: str, document: Document, trial: Trial, attended: bool = False, loaded: bool = False
 ) -> str:
@@ -2062,12 +2091,12 @@ def await_ready(
         if now > began + limit:
             return "after %d seconds it was still not ready: %s" % (limit, fault or "the unit is %s" % (state,))
         if now > due:
-            last = (journal(unit, trial, 1) or ["nothing yet"])[-1]
-            say(
-                "waiting for %s: %s, %d of %d s, %s; it says: %s"
-                % (unit, state, now - began, limit, redact(fault)[:120], redact(last)[:160])
-            )
-            due = now + SAY_SECONDS
+            last = redact((journal(unit, trial, 1) or ["nothing in its journal yet"])[-1])
+            # A terminal shows the beginning: who logs, when and where in vLLM's sources would be all of it.
+            last = re.sub(r"^(\([^()]*\) )?[A-Z]+ \d\d-\d\d [\d:]+ (\[[^][]*\] )?", "", last)[:160]
+            waited = "%d of %d s, %s, %s" % (now - began, limit, state, redact(fault)[:120])
+            say("%s (waiting for %s: %s)" % (last, unit, waited))
+            due = now + pause_of(now - began)
         time.sleep(POLL_SECONDS)
 
 
@@ -2486,14 +2515,8 @@ def verb_activate(store: Store, document: Document) -> Document:
                     say("stopping %s, which has this port in this stack" % unit_name(other))
                     switch(store, other, "disable")
                 trial = install(store, engine, trial_of)
-            except OSError:  # a full disk, say: nothing was restarted
-                with contextlib.suppress(OSError):
-                    for other in rivals:
-                        switch(store, other, "enable")
-                    remove_tree(store.path("units", engine, str(n)))
-                    if good:
-                        in_force = secrets_bytes(store, engine, good[-1].document["secretsRevision"])
-                        write_secrets(store, engine, in_force)
+            except OSError:
+                leave_standing(store, engine, n, good, rivals)
                 raise
         fault = await_ready(store, engine, document, trial, attended=True)
         if fault:
@@ -2623,13 +2646,15 @@ def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[T
             whole = {name: pool.submit(is_whole, store, name) for name in there}
         for name in there:
             if not whole[name].result():
-                write_file(store.staged(name, ".altered"), b"", 0o600)
+                with contextlib.suppress(OSError):  # on a disk that takes no more, it is told all the same
+                    write_file(store.staged(name, ".altered"), b"", 0o600)
                 altered.add(name)
     else:
-        altered.update(name for name in there if cut_short(store.blob(name)))
+        altered.update(name for name in there if cut_short(store.blob(name)) or strays(store.blob(name)))
     for name, models in needed.items():
         if name in altered:
-            yield "blob of " + models, "sha256:%s was altered" % name
+            more = strays(store.blob(name))
+            yield "blob of " + models, "sha256:%s was altered%s" % (name, more and ": not of it is " + named(more) or "")
         elif name not in there:
             yield "blob of " + models, "sha256:%s is gone" % name
 
@@ -2743,8 +2768,12 @@ def verb_rollback(store: Store, options: Any) -> Document:
             for killed in [g for g in generations(store, engine) if not g.proven]:
                 drop_generation(store, engine, killed)
             document = {**previous.document, "unit": {"name": unit_name(engine), "text": previous.text}}
-            trial_of = write_generation(store, engine, last.n + 1, document)
-            trial = install(store, engine, trial_of)
+            try:
+                trial_of = write_generation(store, engine, last.n + 1, document)
+                trial = install(store, engine, trial_of)
+            except OSError:
+                leave_standing(store, engine, last.n + 1, [last], [])
+                raise
         what, journalled = "did not become ready", True
         fault = await_ready(store, engine, document, trial, attended=True)
         if not fault:
@@ -2760,8 +2789,8 @@ def verb_rollback(store: Store, options: Any) -> Document:
         data = before or json.dumps(wanted, sort_keys=True).encode("utf-8")
         write_file(os.path.join(trial_of.path, "rolled-back"), data)  # before it counts: it is not what Pulumi knows
         keep_version(engine, trial_of)
+        drop_generation(store, engine, last)  # first: who is killed here and runs it again must not get that one back
         write_file(os.path.join(trial_of.path, "proven"), b"")
-        drop_generation(store, engine, last)
         drop_generation(store, engine, previous)
     report(engine, trial_of, restarted=True, found={})
     return {"engine": engine, "unit": unit_name(engine), "models": now, "before": wanted}
@@ -2831,6 +2860,23 @@ def go_back(
         serving.append("%s was started again" % unit_name(other))
     now = " and ".join(serving) or "nothing served before it, so the unit is removed"
     return Refusal("%s; %s" % (sentence, now), details)
+
+
+def leave_standing(store: Store, engine: str, n: int, good: Sequence[Generation], rivals: Sequence[str]) -> None:
+    """Where the disk took no more before generation `n` was installed whole: what served goes on serving."""
+    with contextlib.suppress(OSError):
+        for other in rivals:
+            switch(store, other, "enable")
+        remove_tree(store.path("units", engine, str(n)))
+        if not good:
+            return
+        before = good[-1]
+        if read_file(store.unit_file(engine)) != before.text.encode("utf-8"):
+            install(store, engine, before)
+            return
+        write_secrets(store, engine, secrets_bytes(store, engine, before.document["secretsRevision"]))
+        if before.document.get("proxy"):
+            start_proxy(store, engine, before.document)  # it made room for the coming one
 
 
 def remove_state(store: Store, engine: str) -> None:
@@ -2912,7 +2958,7 @@ def proxy_stands(store: Store, engine: str, document: Document) -> bool:
     if not document.get("proxy"):
         return True
     unit = proxy_name(engine)
-    return unit_state(unit).active == "active" and systemctl("is-enabled", unit).out.strip() == "enabled"
+    return unit_state(unit).active == "active" and is_enabled(unit)
 
 
 def start_proxy(store: Store, engine: str, document: Document) -> None:
@@ -3142,6 +3188,8 @@ def verb_prepare(store: Store, document: Document) -> Document:
     faults += space_faults(store.root, document)
     if needs["gpu"] and not gpus:
         faults.append("nvidia-smi lists no GPU: install NVIDIA's driver, or set engine.device to cpu")
+    elif needs["gpu"] and (optional(needs, "gpus", int) or 0) > len(gpus):
+        faults.append("engine.args shares the base among %d GPUs, and nvidia-smi lists %d" % (needs["gpus"], len(gpus)))
     homes_shown = any(under(path, HOMES) for path in (python, base) if path is not None)
     faults += unseen(os.path.join(existing_parent(store.root), "blobs"), "the blob store", homes_shown)
     if python is not None:
@@ -3191,11 +3239,11 @@ def install_nginx(store: Store) -> None:
     """The distribution's nginx, which its security updates reach. Its own service, at port 80, is never started."""
     if os.path.exists(NGINX):
         return
-    with hold(store.path(".lock-nginx"), "prepare: installing nginx"):
+    with store.hold("prepare: installing nginx", store.path(".lock-nginx"), seconds=3600):
         if os.path.exists(NGINX):
             return
         apt = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300")
-        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}  # what it says is looked at below
         # A package's service starts as it is installed, unless it is masked; and at the next boot, unless disabled.
         systemctl("mask", "--runtime", "nginx.service")
         try:
@@ -3346,7 +3394,9 @@ def engine_status(store: Store, engine: str) -> Document:
 def gpus_in_use() -> List[Document]:
     """Each GPU's name and memory; MiB, None where its driver does not say."""
     query = "--query-gpu=name,memory.used,memory.total"
-    ran = run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=20)
+    ran = run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=GPU_SECONDS)
+    if ran.status == 124:
+        return [{"name": "nvidia-smi does not answer", "usedMiB": None, "totalMiB": None}]
     found: List[Document] = []
     for line in ran.out.splitlines() if ran.status == 0 else []:
         name, *memory = line.rsplit(",", 2)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.core.errors import UserError
-from components.settings import Settings
+
+if TYPE_CHECKING:
+    from components.settings import Settings
 
 STACK_KEY = "config:sshPrivateKey"
 _SANDBOX = "sandbox:"

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import pulumi
 
+from components.core.engine_args import gpus_needed
 from components.core.naming import engine_key
 from components.pods import host, sandbox
 from components.pods.contract import Machine
-from components.pods.reach import ReachedPod
+from components.pods.reach import ReachedPod, tells_both_keys
 from components.remote import Command, boot_command
 from components.settings import Pod, Settings
 
@@ -75,6 +76,7 @@ class GpuPod(pulumi.ComponentResource):
         else:
             assert pod.host is not None, "settings.Pod has exactly one kind"
             self.machine = host.machine(pod.host, pod, settings)
+        self._hook = tells_both_keys(f"{pod.base}-other-host-key", self)
         key = engine_key(stack, pod.base)
         reached = ReachedPod(
             f"{pod.base}-reach",
@@ -117,6 +119,7 @@ class GpuPod(pulumi.ComponentResource):
         """Options of what lives on this pod: where the machine goes with its resource, nothing is undone by hand."""
         options = self._options(parent, after)
         options.deleted_with = self._goes_with
+        options.hooks = pulumi.ResourceHookBinding(on_error=[self._hook])
         if self.switched_off:
             options.ignore_changes = ["*"]
         return options
@@ -132,12 +135,13 @@ class GpuPod(pulumi.ComponentResource):
 
 
 def _needs(pod: Pod, key: str) -> dict[str, Any]:
-    engine = pod.engine
+    engine, gpus = pod.engine, gpus_needed(pod.engine.args) or 1
     return {
         "base": pod.base if pod.base.startswith("/") else None,
         "diskGiB": engine.disk_gi_b or 1.0,
         "engine": key,
         "gpu": pod.device == "gpu",
+        **({"gpus": gpus} if gpus > 1 and pod.device == "gpu" else {}),
         **({"proxy": True} if pod.proxied else {}),
         "python": None if engine.vllm else pod.python,
         # vLLM's workers share memory through it: a CPU engine was seen to need 160 MiB, and to die half a minute

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pulumi
@@ -32,6 +33,8 @@ LEAVING_PATIENCE = 30.0
 NEVER_REACHED = "switched off before it was ever reached"
 # A refresh goes on without what does not answer.
 REFRESH_PATIENCE = 10
+# What the command plugin says of a host key that is not the pinned one (golang.org/x/crypto/ssh, FixedHostKey).
+MISMATCH = "ssh: host key mismatch"
 _said: set[str] = set()
 
 
@@ -75,8 +78,9 @@ class ReachedPodProvider(Provider):
         key = private_key_text(_props["connection"]["credential"], self.settings())
         try:
             left = asyncio.run(_leave(address, key, _props["engine"])).get("left")
-            if left:
-                print(f"{address} stays as it is, for others still use it: {printable(', '.join(left), 2000)}")
+            if left and isinstance(left, list):
+                users = printable(", ".join(map(str, left)), 2000)
+                print(f"{address} stays as it is, for others still use it: {users}")
         except Gone as gone:
             print(f"warning: {gone.what}, so it is forgotten as it is. Where it lives, {_left_on(address, _props)}")
 
@@ -115,7 +119,8 @@ class ReachedPodProvider(Provider):
             return {"host key": str(error)}, props["plugin_host_key"]
         before = props["machine"].split()[0]
         if props["machine"] != OTHER and before != greeting.machine_id:
-            other = f"is another one, {printable(greeting.machine_id, 40)} in /etc/machine-id instead of {before}"
+            now, before = printable(greeting.machine_id, 40), printable(before, 40)
+            other = f"is another one, {now} in /etc/machine-id instead of {before}"
             return {"machine": other}, greeting.plugin_host_key
         found = greeting.answer.get("drift")
         if not isinstance(found, dict):
@@ -135,6 +140,30 @@ class ReachedPodProvider(Provider):
         described = props["connection"]
         key = private_key_text(described["credential"], self.settings())
         return asyncio.run(greet(Address.of(described), key, question, patience))
+
+
+def tells_both_keys(name: str, pod: pulumi.Resource) -> pulumi.ErrorHook:
+    """For the commands on a pod that another machine took the place of: their plugin names neither key.
+
+    The name stands in the state of each resource that has the hook.
+    """
+
+    async def tell(args: pulumi.ErrorHookArgs) -> bool:
+        if MISMATCH not in args.errors[0]:
+            return False
+        # Here, since asyncssh takes a third of a second to load.
+        from components.ssh import Address, OtherHostKey, shown_to_go
+
+        inputs = args.new_inputs or args.old_inputs or {}
+        met: Any = await pulumi.Output.from_input(inputs["connection"]).future()
+        address = Address(met["host"], int(met["port"]), met["user"], met["hostKey"])
+        with suppress(UserError):
+            shown = await shown_to_go(address)
+            if shown != address.host_key:
+                pulumi.log.error(str(OtherHostKey(address, address.host_key, shown)), resource=pod)
+        return False
+
+    return pulumi.ErrorHook(name, tell)
 
 
 async def _leave(address: Address, key: str, engine: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
@@ -29,8 +29,10 @@ from components.pods.credentials import private_key_text, sandbox_credential, sa
 from components.pods.keys import new_key
 from components.provider import Provider
 from components.remote import Connection
-from components.settings import Pod, Sandbox, Settings
 from components.stack_files import stack_directory
+
+if TYPE_CHECKING:
+    from components.settings import Pod, Sandbox, Settings
 
 # What a refresh records in place of since when a container runs.
 GONE, STOPPED = "the container is gone", "the container is stopped"

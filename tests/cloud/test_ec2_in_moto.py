@@ -396,7 +396,7 @@ def test_what_is_wrong_is_refused(account: Account, cloud: Cloud, kind: str, cha
 
 def test_the_policies_that_the_documents_show_are_policies(account: Account) -> None:
     root = Path(__file__).resolve().parents[2]
-    (shown,) = re.findall(r"```json\n(.*?)```", (root / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (shown,) = re.findall(r"```json\n(.*?)```", (root / "docs" / "store.md").read_text(encoding="utf-8"), re.DOTALL)
     for name, text in (("store", shown), ("ec2", (root / "docs" / "ec2-policy.json").read_text(encoding="utf-8"))):
         account.iam.create_policy(PolicyName=name, PolicyDocument=text)
     with pytest.raises(ClientError, match="MalformedPolicyDocument"):

@@ -3,6 +3,7 @@ through a real shell, the command line's parser on the pod, and systemd's readin
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -18,7 +19,7 @@ from components import remote
 from components.core import naming
 from components.core.errors import UserError
 from components.on_pod import podctl
-from components.on_pod.boot import BOOT
+from components.on_pod.boot import BOOT, piped_line
 from components.settings import SettingsError
 from tests.components.graph import register
 from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
@@ -98,7 +99,9 @@ def test_what_a_stack_file_says_arrives_as_it_was(base: str, value: str, path: s
     document = json.loads(told["activate"]["stdin"])
     assert json.loads(told["place"]["stdin"])["base"] == base
     key = naming.engine_key("acme", base)
-    assert podctl.parse(arrives(told["activate"]["delete"], shell)[len(before) :]).engine == key
+    for name, verb in (("activate", "deactivate"), ("secrets", "unsecret")):
+        assert arrives(told[name]["delete"], shell) == [*before, verb, "--engine", key]
+    assert arrives(told["prepare"]["delete"], shell) == [*before, "remove"]
     assert arrives(remote.leave_line(user, key), shell) == [*before[:-1], "-", "leave", "--engine", key]
     assert podctl.name_of(document["engine"], "engine") == key
     unit = systemd.settings(document["unit"]["text"])
@@ -108,3 +111,37 @@ def test_what_a_stack_file_says_arrives_as_it_was(base: str, value: str, path: s
     assert argv[argv.index("--chat-template") + 1] == value
     assert value in argv[argv.index("--x") + 1 :]
     assert dict(systemd.assignment(text) for name, text in unit if name == "Environment")["A_1"] == value
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(AWKWARD, max_size=3), user=st.sampled_from(["root", "ops"]))
+def test_every_verb_gets_its_words(words: list[str], user: str, shell: Path) -> None:
+    verbs = [*podctl.DOCUMENT_VERBS, *podctl.OPTION_VERBS]
+    assert {"activate", "fetch", "intact", "missing", "receive-all", "rollback", "status", "verify"} <= set(verbs)
+    lines = [make(user, verb, words) for verb in verbs for make in (remote.podctl_line, piped_line)]
+    before = ["sudo", "-n", "python3"] if user == "ops" else ["python3"]
+    there = naming.podctl_path(remote.podctl_sha256())
+    assert arrives("\n".join(lines), shell) == [
+        word for verb in verbs for program in (there, "-") for word in (*before, program, verb, *words)
+    ]
+
+
+def test_nothing_is_handed_to_a_shell_but_what_was_quoted() -> None:
+    """Words become a line in `boot.shell`, and in two conditions of `remote`; all else are lists of words."""
+    here = Path(remote.__file__).parents[1]
+    quoting, shells = set(), set()
+    starts = r"os\.(system|popen)\b|subprocess\.get\w*output\b|asyncio\.create_subprocess_shell\b"
+    for path in sorted(path for room in ("components", "bootstrap", "bench") for path in (here / room).rglob("*.py")):
+        name = str(path.relative_to(here))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("shlex."):
+                quoting.add(name)
+            if isinstance(node, ast.Attribute) and re.match(starts, ast.unparse(node)):
+                shells.add(name)
+            if isinstance(node, ast.keyword) and node.arg == "shell":
+                shells.add(name)
+    assert {name for name in quoting if name.startswith("components/")} == {
+        "components/on_pod/boot.py",
+        "components/remote.py",
+    }
+    assert shells == set()

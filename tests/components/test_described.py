@@ -285,10 +285,25 @@ def test_warnings_alone_stop_nothing(project: Path) -> None:
 
 @pytest.mark.parametrize("spelling", ["loraTargetModules", "lora_target_modules", "lora-target-modules", "lora-target"])
 def test_the_modules_that_the_engine_adapts_are_known_to_the_check(project: Path, spelling: str) -> None:
-    assert described(stack_file(pods=[pod(args={spelling: ["q_proj", "v_proj"]})])).warnings == ()
+    warned = described(stack_file(pods=[pod(args={spelling: ["q_proj", "v_proj"]})])).warnings
+    assert [warning for warning in warned if "no flag lora-target;" not in warning] == []
     (told,) = faults(stack_file(pods=[pod(args={spelling: ["o_proj"]})]))
     assert told.startswith("models[0, 1, 2].adapter: ")
     assert "--lora-target-modules lets vLLM adapt o_proj" in told
+
+
+def test_every_fault_of_the_arguments_is_told_with_its_pod(project: Path) -> None:
+    pinned = {"python": None, "vllm": {"version": "0.33.0"}}
+    args = {"maxNumSeq": 64, "enforceEager": "yes", "port": 1}
+    assert faults(stack_file(pods=[pod(**pinned, args=args)])) == (
+        "pods[0].engine: engine.args.port cannot be set here: set engine.port beside engine.args",
+        "pods[0].engine: engine.args.enforceEager must be true or false",
+        "pods[0].engine: engine.args.maxNumSeq: vLLM 0.33.0 has no flag max-num-seq; did you mean max-num-seqs?",
+    )
+    assert described(stack_file(pods=[pod(args={"maxNumSeq": 64})])).warnings == (
+        "pods[0].engine: args.maxNumSeq: vLLM 0.33, the nearest whose flags are known here, has no flag max-num-seq; "
+        "did you mean max-num-seqs?",
+    )
 
 
 def test_the_base_itself_is_known_where_its_config_is_at_hand(project: Path) -> None:

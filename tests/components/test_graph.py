@@ -212,6 +212,19 @@ def test_where_an_engine_is_reached(
     assert prepare["needs"].get("proxy") == (True if proxy else None)
 
 
+@pytest.mark.parametrize(
+    ("engine", "gpus"),
+    [
+        ({}, None),
+        ({"args": {"tensorParallelSize": 4}}, 4),
+        ({"args": {"tensorParallelSize": 4}, "device": "cpu"}, None),
+    ],
+)
+def test_a_base_on_several_gpus_asks_its_pod_for_them(project: Path, engine: dict[str, Any], gpus: int | None) -> None:
+    registered, _ = register(stack_file(pods=[{"base": BASE, "host": HOST, "engine": {**ENGINE, **engine}}], models=[]))
+    assert json.loads(one(registered, f"{BASE}-prepare")["stdin"])["needs"].get("gpus") == gpus
+
+
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from components import ssh
 from components.core.errors import UserError
 from components.core.naming import engine_key
+from components.core.ssh_key import shown_key
 from components.on_pod import podctl
 from components.pods import reach
 from components.pods.reach import ReachedPodProvider
@@ -118,7 +120,20 @@ def test_a_pod_that_is_another_machine_now_is_forgotten(leaving: Leaving, capfd:
         leaving.delete("id", props)
         at = f"root@127.0.0.1:{int(props['connection']['port'])}"
     assert capfd.readouterr().out == (
-        f"warning: {at} shows another host key than the pinned one, so it is forgotten as it is. Where it lives, {LEFT}"
+        f"warning: {at} shows another host key, {shown_key(public(STRANGER))}, than the pinned one, "
+        f"{shown_key(public(SERVER))}, so it is forgotten as it is. Where it lives, {LEFT}"
+    )
+
+
+def test_no_pod_is_forgotten_by_a_machine_that_is_offline(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(asyncssh, "connect", connect)
+    with pytest.raises(UserError) as caught:
+        leaving.delete("id", outputs(22, address="pod.example"))
+    assert str(caught.value) == (
+        "the name pod.example cannot be resolved (Temporary failure in name resolution): is this machine online?"
     )
 
 

@@ -22,7 +22,8 @@ from moto.s3.models import s3_backends
 from components import supply
 from components.cli import lock
 from components.cli.main import main
-from components.cli.shown import shown_age, shown_size
+from components.cli.shown import shown_age
+from components.core.sizes import shown_size
 from components.store import BundleStore, Stored
 from tests.components.test_lora_push import BUCKET, STORE, calls, edit, facts, key, objects, project, run
 from tests.support.adapters import seeded_adapter

@@ -22,10 +22,10 @@ from moto import mock_aws
 from components import supply
 from components.cli import lock, push
 from components.cli.main import INTERRUPTED, main
-from components.cli.shown import shown_size
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.core.lock import short_digest
+from components.core.sizes import shown_size
 from components.store import BundleStore
 from tests.components.test_lora_lock import STACK_FILE as WITHOUT_STORE
 from tests.support.adapters import seeded_adapter

@@ -19,6 +19,7 @@ import yaml
 from components.cli import pods
 from components.cli.main import main
 from components.core.naming import engine_key
+from components.core.ssh_key import shown_key
 from components.on_pod.boot import podctl_source
 
 CLIENT, SERVER, STRANGER = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(3))
@@ -38,7 +39,7 @@ class Servers:
         self._thread.start()
         self._open: list[asyncssh.SSHAcceptor] = []
 
-    def start(self, answer: str, status: int = 0) -> int:
+    def start(self, answer: str, status: int = 0, host_key: asyncssh.SSHKey = SERVER) -> int:
         async def reply(process: asyncssh.SSHServerProcess[bytes]) -> None:
             self.told.append((process.command or "", (await process.stdin.read()).decode()))
             (process.stderr if status else process.stdout).write(answer.encode() + b"\n")
@@ -49,7 +50,7 @@ class Servers:
             return await asyncssh.listen(
                 "127.0.0.1",
                 0,
-                server_host_keys=[SERVER],
+                server_host_keys=[host_key],
                 authorized_client_keys=allowed,
                 process_factory=reply,
                 encoding=None,
@@ -170,6 +171,24 @@ def test_a_dead_pod_is_one_line_and_the_others_are_asked_at_the_same_time(
     ]
 
 
+def test_a_pod_with_another_host_key(
+    servers: Servers, stack: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = servers.start(answer("org/base-0"), host_key=STRANGER)
+    stack(port)
+    told = (
+        f"ops@127.0.0.1:{port} shows another host key, {shown_key(public(STRANGER))}, than the pinned one, "
+        f"{shown_key(public(SERVER))}: it is another machine, or someone is in between, and nothing was sent; if "
+        "a host was replaced on purpose, set its new hostKey (an ec2 instance or a sandbox: `pulumi up --replace` its "
+        "URN)\n"
+    )
+    assert status() == 1
+    assert capsys.readouterr().out == f"org/base-0  NOT REACHED: {told}"
+    assert main(["rollback", "-s", "acme", "--identity", "key", "--base", "org/base-0"]) == 1
+    assert capsys.readouterr() == ("", told)
+    assert servers.told == []
+
+
 def test_json(servers: Servers, stack: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     port = servers.start(answer("org/base-0", since=1, drift={"unit": "is gone"}))
     stack(port, 1)
@@ -232,10 +251,11 @@ def test_the_key_comes_from_the_stack_file_through_pulumi(
     )
 
 
+@pytest.mark.parametrize("running", [False, "false"], ids=["by hand", "by pulumi config set"])
 def test_what_is_switched_off_is_not_asked(
-    stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    running: object, stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stack(pods=[{"base": "/models/tiny", "sandbox": {}}], running=False)
+    stack(pods=[{"base": "/models/tiny", "sandbox": {}}], running=running)
     monkeypatch.setattr(pods, "ask_pulumi", lambda *_, **__: pytest.fail("pulumi is asked"))
     assert main(["status", "-s", "acme"]) == 0
     assert capsys.readouterr().out == "/models/tiny  is switched off (lora-pods:running is false)\n"

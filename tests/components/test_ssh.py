@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import asyncssh
 import pytest
 
 from components import ssh
 from components.core.errors import UserError
-from components.ssh import Address, greet, open_session
+from components.core.ssh_key import shown_key
+from components.ssh import Address, OtherHostKey, greet, open_session
 
 Handler = Callable[["asyncssh.SSHServerProcess[bytes]"], object]
 CLIENT, SERVER, STRANGER = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(3))
@@ -69,6 +73,29 @@ def test_a_refusal_is_told_in_podctls_words_and_made_harmless() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_said_meanwhile_is_heard_line_by_line(fails: bool) -> None:
+    heard: list[str] = []
+
+    async def work(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        await process.stdin.read()
+        for piece in (b"1 of 2 bun", b"dles\n2 of 2 bundles\nno end"):
+            process.stderr.write(piece)
+        process.stdout.write(b"{}\n" if fails else b'{"fetched": 2}\n')
+        process.exit(int(fails))
+
+    async def run() -> None:
+        async with server(work) as address, open_session(address, text(CLIENT)) as session:
+            if fails:
+                with pytest.raises(UserError, match=r"\A1 of 2 bundles\n2 of 2 bundles\nno end\Z"):
+                    await session.call("podctl fetch", {}, heard.append)
+            else:
+                assert await session.call("podctl fetch", {}, heard.append) == {"fetched": 2}
+
+    asyncio.run(run())
+    assert heard == ["1 of 2 bundles", "2 of 2 bundles"]
+
+
 def test_a_source_that_fails_ends_the_command_and_is_told() -> None:
     async def run() -> None:
         def chunks() -> Iterator[bytes]:
@@ -92,14 +119,71 @@ def test_a_refused_key_is_told_at_once() -> None:
     asyncio.run(run())
 
 
-def test_another_host_key_is_told_at_once() -> None:
+@pytest.mark.parametrize(
+    ("pinned", "shown"),
+    [
+        ("ssh-ed25519", "ssh-ed25519"),
+        # A machine that has no key of the pinned kind at all.
+        ("ssh-ed25519", "ecdsa-sha2-nistp256"),
+        ("ecdsa-sha2-nistp384", "ssh-rsa"),
+        ("ssh-rsa", "ssh-ed25519"),
+    ],
+)
+def test_another_host_key_is_told_at_once_with_both(pinned: str, shown: str, tmp_path: Path) -> None:
+    keys = {name: asyncssh.generate_private_key(kind) for name, kind in (("pinned", pinned), ("shown", shown))}
+    told = {name: keygen_says(key, tmp_path / name) for name, key in keys.items()}
+
     async def run() -> None:
-        async with server(swallow, host_key=STRANGER) as address:
-            with pytest.raises(UserError, match="shows another host key than the pinned one"):
-                async with open_session(address, text(CLIENT)):
-                    pass
+        async with server(never, host_key=keys["shown"]) as address:
+            there = replace(address, host_key=public(keys["pinned"]))
+            for ask in (open_session(there, text(CLIENT)).__aenter__(), greet(there, text(CLIENT), "true")):
+                with pytest.raises(OtherHostKey) as caught:
+                    await ask
+                assert str(caught.value) == (
+                    f"{there} shows another host key, {told['shown']}, than the pinned one, {told['pinned']}: it is "
+                    "another machine, or someone is in between, and nothing was sent; if a host was replaced on "
+                    "purpose, set its new hostKey (an ec2 instance or a sandbox: `pulumi up --replace` its URN)"
+                )
 
     asyncio.run(run())
+
+
+async def never(process: asyncssh.SSHServerProcess[bytes]) -> None:
+    raise AssertionError("nothing may be sent to another machine")
+
+
+def keygen_says(key: asyncssh.SSHKey, path: Path) -> str:
+    """`SHA256:… (ED25519)`, of `256 SHA256:… no comment (ED25519)`."""
+    path.write_bytes(key.export_public_key())
+    done = subprocess.run(["ssh-keygen", "-lf", str(path)], check=True, capture_output=True, text=True)
+    words = done.stdout.split()
+    return f"{words[1]} {words[-1]}"
+
+
+def test_a_second_key_that_nothing_vouches_for_is_told_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a Go client would be shown is of another kind than the pinned key, and not in the machine's /etc/ssh."""
+
+    async def meets(*_: object, **__: object) -> asyncssh.SSHKey:
+        return STRANGER
+
+    monkeypatch.setattr(asyncssh, "get_server_host_key", meets)
+
+    async def run() -> None:
+        async with server(swallow) as address:
+            with pytest.raises(UserError) as caught:
+                await greet(address, text(CLIENT), "true")
+        assert str(caught.value) == (
+            f"{address} has another host key, {shown_key(public(STRANGER))}, beside the pinned one, "
+            f"{shown_key(public(SERVER))}; the command plugin would be shown it, and it is not in its /etc/ssh, so "
+            "nothing was sent: pin that one instead, if it is the machine's own"
+        )
+
+    asyncio.run(run())
+
+
+def test_a_host_key_that_nobody_knows() -> None:
+    assert shown_key("") == "none that can be read"
+    assert shown_key("ssh-dss\x1b[2J AAAA") == "one of an unknown kind (ssh-dss\\x1b[2J)"
 
 
 def test_any_host_key_is_accepted_where_none_is_pinned() -> None:

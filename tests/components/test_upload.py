@@ -14,9 +14,12 @@ from typing import Any
 import asyncssh
 import pytest
 
+from components import bundles
 from components.bundles import BundleUploadProvider
+from components.core import meter
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
+from components.core.sizes import shown_size
 from tests.components.test_settings import ENGINE, Config
 from tests.components.test_ssh import CLIENT, SERVER, public, text
 from tests.support.adapters import seeded_adapter
@@ -127,6 +130,34 @@ def test_only_what_is_missing_is_sent(pod: Pod, upload: Callable[..., None], fac
     (missing, _), (received, sent) = pod.calls
     assert (missing, received) == ("missing", "receive-all")
     assert facts["v2"].size < sent < facts["v2"].size + 200, "one bundle and a line about it"
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What somebody who watches is told, of however short work."""
+    lines: list[str] = []
+    monkeypatch.setattr(bundles, "provider_says", lambda: lines.append)
+    monkeypatch.setattr(meter, "SAY_SECONDS", 0.0)
+    return lines
+
+
+def test_an_upload_shows_what_it_sends(
+    pod: Pod, upload: Callable[..., None], facts: dict[str, BundleFacts], said: list[str]
+) -> None:
+    upload({"a": "v1"})
+    size = shown_size(facts["v1"].size)
+    assert said[0].startswith("uploading a: 512 bytes of ")
+    assert said[-2].startswith(f"uploading a: {size} of {size}, ")
+    assert said[-1] == f"uploaded {size} in 0 s"
+    said.clear()
+
+    upload({"a": "v1", "b": "v2", "same-as-b": "v2"})
+    size = shown_size(facts["v2"].size)
+    assert said[-2].startswith(f"uploading b: {size} of {size}, ")
+    said.clear()
+
+    upload({"a": "v1", "b": "v2"})
+    assert said == []
 
 
 def test_nothing_is_sent_where_nothing_is_missing(pod: Pod, upload: Callable[..., None], project: Path) -> None:

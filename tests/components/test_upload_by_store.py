@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 
-from components import provider as provider_module
+from components import settings as settings_module
 from components import supply
 from components.bundles import AdapterBundleProvider
 from components.core.digest_cache import BundleFacts
 from components.core.errors import UserError
+from components.core.sizes import shown_size
 from components.settings import RawConfig, Settings, load
 from tests.components.test_settings import ENGINE, HOST, Config
 from tests.components.test_ssh import CLIENT, text
-from tests.components.test_upload import Pod, facts, hexes, pod, project, upload
+from tests.components.test_upload import Pod, facts, hexes, pod, project, said, upload
 from tests.support.s3 import ENVIRONMENT, S3, s3_service
 
-__all__ = ["facts", "pod", "project", "upload"]
+__all__ = ["facts", "pod", "project", "said", "upload"]
 
 Upload = Callable[..., None]
 Facts = dict[str, BundleFacts]
@@ -120,7 +121,7 @@ def test_a_stack_file_is_parsed_once_for_all_of_its_bundles(s3: S3, monkeypatch:
         parsed.append(config)
         return load(config)
 
-    monkeypatch.setattr(provider_module, "load", count)
+    monkeypatch.setattr(settings_module, "load", count)
     provider = AdapterBundleProvider()
     provider._config = Config(pods=[{"base": "org/base", "host": HOST, "engine": ENGINE}], sshPrivateKey=text(CLIENT))
     plain = {"digest": "sha256:aa", "size": 1.0, "rank": 8.0}
@@ -167,6 +168,16 @@ def test_two_pods_fetch_what_was_uploaded_once(s3: S3, pod: Pod, upload: Upload,
     assert sorted(each.path for each in s3.downloads) == sorted(f"/lora-pods-tests/{key(f)}" for f in facts.values())
     assert [verb for verb, _ in pod.calls] == ["missing", "fetch"]
     assert sum(sent for _, sent in pod.calls) < 3000, "URLs and sizes, no weights"
+
+
+def test_a_store_and_a_pod_that_fetches_show_how_far_they_are(
+    s3: S3, pod: Pod, upload: Upload, facts: Facts, said: list[str]
+) -> None:
+    upload({"a": "v1"}, store=s3.store)
+    size = shown_size(facts["v1"].size)
+    assert said[0].startswith("uploading a to the store: 512 bytes of ")
+    assert f"uploaded {size} in 0 s" in said
+    assert said[-1] == f"{facts['v1'].digest} is here ({size})"
 
 
 def test_what_a_cut_upload_left_on_the_pod_is_not_fetched_again(s3: S3, pod: Pod, upload: Upload, facts: Facts) -> None:

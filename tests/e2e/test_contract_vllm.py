@@ -6,23 +6,25 @@ One container answers every question: importing vLLM takes half a minute.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from components.core.engine_plan import EngineOptions, EnginePlan, Json, PlannedAdapter, plan_engine
+from components.core.engine_args import Json, argv_of
+from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
 from components.core.naming import blob_path
+from components.core.vllm_flags import OTHER_NAMES, SHORT_FLAGS, flags_of, lines_of, misused
 from components.core.vllm_loader import loader_rules
 from components.core.vllm_rules import (
-    JSON_LIST_FLAGS,
     NO_SUCH_FLAGS,
     OWNED_ENVIRONMENT,
     OWNED_FLAGS,
-    REPEATED_FLAGS,
     SECRET_ENVIRONMENT,
     SERVER_MODULE,
 )
 from tests.support.machines import call
+from tests.support.vllm_flags import FLAG_LINES
 
 pytestmark = pytest.mark.vllm
 
@@ -56,7 +58,7 @@ from vllm import envs
 from vllm.config.lora import LoRAConfig, MaxLoRARanks
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-import huggingface_hub, importlib.util, os
+import argparse, contextlib, huggingface_hub, importlib.util, io, os, vllm
 
 asked = json.load(sys.stdin)
 parser = make_arg_parser(FlexibleArgumentParser())
@@ -77,6 +79,20 @@ def refused(argv):
         return True
     return False
 
+def taken(argv):
+    # By the flag alone: the whole parser is slow, and takes a stray word for the model's name.
+    alone = argparse.ArgumentParser(add_help=False)
+    flag = argv[0].partition("=")[0].removeprefix("--")
+    if flag not in flags:
+        return False
+    alone._add_action(flags[flag])
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            alone.parse_args(argv)
+    except SystemExit:
+        return False
+    return True
+
 def token_of(name):
     os.environ[name] = "secret"
     try:
@@ -90,13 +106,17 @@ def cpu_loras(count, slots):
     except ValueError as error:
         return str(error)
 
+@FLAG_LINES@
 flags = {flag.removeprefix("--"): action for action in parser._actions for flag in action.option_strings}
 answers = {
     "ranks": typing.get_args(MaxLoRARanks),
     "parsed": [parsed(argv) for argv in asked["argvs"]],
     "flags": sorted(flags),
-    "json lists": sorted(n for n, a in flags.items() if a.type is json.loads and isinstance(a.default, list)),
-    "repeated": sorted(n for n, a in flags.items() if type(a).__name__ == "_AppendAction"),
+    "version": vllm.__version__,
+    "flag lines": flag_lines,
+    "short flags": short_flags,
+    "more names": more_names,
+    "taken": [taken(argv) for argv in asked["tried"]],
     "unknown flag refused": refused(["--no-such-flag"]),
     "rank 48 refused": refused(["--max-lora-rank", "48"]),
     "module": importlib.util.find_spec(asked["module"]) is not None,
@@ -106,7 +126,7 @@ answers = {
     "runtime updating": envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING,
 }
 print("ANSWERS " + json.dumps(answers))
-"""
+""".replace("@FLAG_LINES@", FLAG_LINES)
 
 
 def plan(options: EngineOptions, adapters: list[PlannedAdapter], aliases: list[str]) -> EnginePlan:
@@ -121,9 +141,25 @@ PLANS = {
 }
 
 
+INSTALLED = (0, 32)
+"""The vLLM of the sandbox image."""
+VALUES: tuple[Json, ...] = (True, False, "x", "12", "1.5", "2k", "None", "{}", 7, 0.25, {}, ["x", "y"], [1, 2])
+
+
+def tried() -> Iterator[tuple[str, Json, list[str]]]:
+    """Each flag that is the user's with each of the values, and what the engine would be started with."""
+    for name in flags_of(INSTALLED):
+        for value in VALUES if name not in OWNED_FLAGS else ():
+            yield name, value, argv_of({name: value}, ".".join(map(str, INSTALLED)))
+
+
+TRIED = list(tried())
+
+
 @pytest.fixture(scope="module")
 def vllm() -> dict[str, Any]:
     asked = {"argvs": [found.argv[3:] for found in PLANS.values()], "module": SERVER_MODULE}
+    asked["tried"] = [argv for _, _, argv in TRIED]
     said = call(
         *("run", "--rm", "--interactive", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=8192:8192"),
         *(SANDBOX_IMAGE, PYTHON, "-c", QUESTIONS),
@@ -148,9 +184,27 @@ def test_the_flags_are_those_we_name(vllm: dict[str, Any]) -> None:
     flags = set(vllm["flags"])
     assert set(OWNED_FLAGS) - flags == set()
     assert set(NO_SUCH_FLAGS) & flags == set()
-    assert set(vllm["json lists"]) == JSON_LIST_FLAGS
-    assert set(vllm["repeated"]) == REPEATED_FLAGS
     assert vllm["unknown flag refused"]
+
+
+def test_the_table_of_flags(vllm: dict[str, Any]) -> None:
+    """Where another vLLM is installed: put the lines that differ into `_SINCE` of components/core/vllm_flags.py."""
+    assert tuple(map(int, vllm["version"].split(".")[:2])) == INSTALLED
+    assert lines_of(INSTALLED) == vllm["flag lines"]
+    assert vllm["short flags"] == {"h": "help", **SHORT_FLAGS}
+    assert vllm["more names"] == OTHER_NAMES
+
+
+def test_what_the_flags_take(vllm: dict[str, Any]) -> None:
+    """A value that is refused here is refused there; one that is taken here is taken there, but for what JSON says."""
+    wrong = []
+    for (name, value, argv), taken in zip(TRIED, vllm["taken"], strict=True):
+        here, kind = misused(name, value, INSTALLED), flags_of(INSTALLED)[name].kind
+        if value == {} and kind == "text":
+            assert here, "as JSON it would be a text, too, but nobody means that"
+        elif (here and taken) or (not here and not taken and kind not in ("json", "any")):
+            wrong.append((argv, here))
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 def test_no_flag_of_the_users_is_taken_for_a_beginning_of_ours(vllm: dict[str, Any]) -> None:

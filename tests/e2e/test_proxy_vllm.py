@@ -6,7 +6,8 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from components.on_pod import podctl
 from components.render import NGINX, OPENAI_ROUTES, render_proxy, render_unit
 from tests.e2e.test_probe_vllm import SANDBOX_IMAGE, run_podctl
 from tests.support.machines import MOST_EXPOSED, Machine, call
+from tests.support.tricks import NOTHING, found_open
 
 pytestmark = pytest.mark.vllm
 
 KEY = engine_key("e2e", BASE)
 UNIT, PROXY = unit_name(KEY), proxy_unit_name(KEY)
 API_KEY = "e2e-api-key"
+# So many that an answer takes some seconds on any machine.
+TOKENS = 400
 ROUTES = Path(__file__).parent / "vllm_routes.json"
 
 # The app as vLLM builds it for each of its tasks, with all that a variable can switch on. Printed as [[method, path]].
@@ -68,25 +72,46 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine.remove()
 
 
-@pytest.fixture(scope="module")
-def plan(machine: Machine) -> EnginePlan:
-    """A public engine that podctl has activated."""
-    plan = plan_engine(
+def planned(max_model_len: int) -> EnginePlan:
+    return plan_engine(
         BASE,
         "/opt/vllm/bin/python",
         [],
         [],
         EngineOptions(
             port=18000,
-            max_model_len=512,
+            max_model_len=max_model_len,
             dtype="float32",
-            args={"enforceEager": True},
+            args={"enforceEager": True, "shutdownTimeout": 300},  # on a busy machine an answer takes minutes
             env={"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
             device="cpu",
         ),
         blob_path,
     )
+
+
+def activation(plan: EnginePlan) -> dict[str, Any]:
     proxy = render_proxy(BASE, key=KEY, listen="0.0.0.0", port=8000, inner_port=18000)
+    return {
+        "stack": "e2e",
+        "engine": KEY,
+        "identity": "pod",
+        "port": 18000,
+        "unit": {"name": UNIT, "text": render_unit(plan, key=KEY)},
+        "ready": {"url": "http://127.0.0.1:18000", "models": plan.served, "timeoutSeconds": 300},
+        "proxy": {
+            "unit": {"name": PROXY, "text": proxy.unit},
+            "config": proxy.config,
+            "port": 8000,
+            "url": "http://127.0.0.1:8000",
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def plan(machine: Machine) -> EnginePlan:
+    """A public engine that podctl has activated."""
+    plan = planned(max_model_len=512)
     variables = "".join(f"Environment={name}={value}\n" for name, value in EVERYTHING_ON.items())
     machine.run("mkdir", "-p", f"/etc/systemd/system/{UNIT}.d")
     machine.run("tee", f"/etc/systemd/system/{UNIT}.d/open.conf", stdin=f"[Service]\n{variables}")
@@ -96,19 +121,8 @@ def plan(machine: Machine) -> EnginePlan:
     for verb, document in (
         ("prepare", {"identity": "pod", "needs": needs, "podctl": program, "sha256": sha256}),
         ("secrets", {"engine": KEY, "secrets": {"VLLM_API_KEY": API_KEY}}),
-        (
-            "activate",
-            {
-                "stack": "e2e", "engine": KEY, "identity": "pod", "port": 18000,
-                "unit": {"name": UNIT, "text": render_unit(plan, key=KEY)},
-                "ready": {"url": "http://127.0.0.1:18000", "models": plan.served, "timeoutSeconds": 300},
-                "proxy": {
-                    "unit": {"name": PROXY, "text": proxy.unit}, "config": proxy.config,
-                    "port": 8000, "url": "http://127.0.0.1:8000",
-                },
-            },
-        ),
-    ):  # fmt: skip
+        ("activate", activation(plan)),
+    ):
         ran = run_podctl(machine, verb, stdin=json.dumps(document).encode())
         assert ran.status == 0, ran.lines
     assert machine.run("ls", NGINX).strip() == NGINX
@@ -136,14 +150,13 @@ def test_every_route_through_the_proxy(machine: Machine, plan: EnginePlan) -> No
     routes = [(method, path) for method, path in json.loads(ROUTES.read_text())]
     assert len(routes) > 70
     assert set(OPENAI_ROUTES) <= set(routes)
-    nothing = b"There is nothing here."
     passed = set()
     for method, path in routes:
         target = path.replace("{", "").replace("}", "") or "/"
         status, _ = ask(machine, method, target, None)
         assert status in (401, 404, 405), (method, target, status)
         status, answer = ask(machine, method, target, API_KEY)
-        if (status == 404 and (nothing in answer or method == "HEAD")) or status == 405:
+        if (status == 404 and (answer.decode() == NOTHING or method == "HEAD")) or status == 405:
             continue
         passed.add((method, path))
     assert passed == set(OPENAI_ROUTES)
@@ -153,8 +166,11 @@ def test_every_route_through_the_proxy(machine: Machine, plan: EnginePlan) -> No
     words = ["curl", "-sS", "--fail", "-H", "Content-Type: application/json", "-d", question]
     assert "choices" in json.loads(machine.run(*words, "http://127.0.0.1:18000/invocations"))
     # What vLLM takes for something below /metrics, nginx takes for the list of models: vLLM is asked for that.
-    assert ask(machine, "GET", "/metrics/../v1/models", None)[0] == 401
-    assert ask(machine, "GET", "/v1/models/../../metrics", API_KEY)[0] == 404
+    for closed in ("metrics", "version"):
+        assert list(found_open(machine.port(8000), API_KEY, closed)) == []
+    # The one that runs has no route that the list above lacks.
+    running = machine.get("/openapi.json", port=18000)["paths"]
+    assert {(method.upper(), path) for path, methods in running.items() for method in methods} <= set(routes)
 
 
 def test_it_serves_and_streams(machine: Machine, plan: EnginePlan) -> None:
@@ -175,3 +191,35 @@ def test_it_serves_and_streams(machine: Machine, plan: EnginePlan) -> None:
     assert ended - after_first > 0.3 * (ended - began)
     assert machine.exposure(UNIT) <= MOST_EXPOSED
     assert machine.exposure(PROXY) <= MOST_EXPOSED
+
+
+def completion(machine: Machine, tokens: int) -> HTTPResponse:
+    """An answer that streams, of exactly so many tokens."""
+    connection = HTTPConnection("127.0.0.1", machine.port(8000), timeout=300)
+    question = {"model": BASE, "prompt": "Once upon a time", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    question |= {"stream_options": {"include_usage": True}}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
+    connection.request("POST", "/v1/completions", json.dumps(question), headers)
+    return connection.getresponse()
+
+
+def test_an_activation_lets_what_is_in_flight_finish(machine: Machine, plan: EnginePlan) -> None:
+    """A worker of vLLM that is told to stop as well, or no time to finish, breaks the answer off."""
+    pid = machine.pid(UNIT)
+    response = completion(machine, TOKENS)
+    assert (response.status, response.readline()[:6]) == (200, b"data: ")
+
+    with ThreadPoolExecutor(1) as pool:
+        document = json.dumps(activation(planned(max_model_len=500))).encode()
+        activated = pool.submit(run_podctl, machine, "activate", stdin=document)
+        rest = response.read()
+        ran = activated.result()
+
+    assert rest.endswith(b"data: [DONE]\n\n")
+    *_, usage, _done = (line for line in rest.splitlines() if line.startswith(b"data: "))
+    assert json.loads(usage[6:])["usage"]["completion_tokens"] == TOKENS
+    told = machine.run("journalctl", "--no-pager", f"_SYSTEMD_UNIT={UNIT}")
+    assert "[shutdown] EngineCore: draining in-flight requests count=1 timeout=300s" in told, "it had ended before"
+    assert (ran.status, ran.result["restarted"]) == (0, True), ran.lines
+    assert machine.pid(UNIT) != pid
+    assert completion(machine, 2).read().endswith(b"data: [DONE]\n\n")

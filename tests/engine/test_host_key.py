@@ -1,4 +1,4 @@
-"""A host key in the state of a real stack."""
+"""Host keys in a real stack: one that is made for a pod, and one that is not the pinned one any more."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from components.core.ssh_key import shown_key
+from tests.engine.conftest import BASE, Client
+from tests.support.machines import Machine, generate_key
 from tests.support.stacks import Checkout
 
 pytestmark = pytest.mark.pod
@@ -45,3 +48,29 @@ def test_only_its_public_half_is_readable_and_it_never_changes(checkout: Checkou
     stack.pulumi("refresh", "--yes", "--skip-preview", "--stack", "acme")
     assert stack.outputs()["public"] == public
     assert stack.up().changes == {}
+
+
+def test_another_machine_behind_the_address_is_told_nothing(deployed: Client, machine: Machine) -> None:
+    """After it was reached: what meets it first is the command plugin, whose library names neither key."""
+    pinned, key = deployed.pods[0]["host"]["hostKey"], machine.keys / "ssh_host_ed25519_key"
+    for half in (key, key.with_name(key.name + ".pub")):
+        half.unlink()
+    shown = generate_key(key)
+    machine.run("/usr/local/sbin/lora-pods-keys")
+    machine.run("systemctl", "restart", "ssh.service")
+    before = machine.run("ls", "-la", "--time-style=full-iso", "/var/lib/lora-pods/secrets")
+    other = (
+        f"root@127.0.0.1:{machine.port()} shows another host key, {shown_key(shown)}, than the pinned one, "
+        f"{shown_key(pinned)}"
+    )
+
+    deployed.configure(apiKey="sesame-2")
+    failed = deployed.stack.up(fails=True)
+    assert f"Command {BASE}-secrets" in failed.changes
+    said = " ".join(failed.output.split())
+    assert f"error: {other}: it is another machine, or someone is in between, and nothing was sent; if" in said
+    assert machine.run("ls", "-la", "--time-style=full-iso", "/var/lib/lora-pods/secrets") == before
+
+    # It holds nobody up, and the hook that told it, which a destroy does not have, is not missed.
+    gone = " ".join(deployed.stack.destroy().output.split())
+    assert f"warning: {other}, so it is forgotten as it is." in gone

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.pod
 def opened_weights(stack: Stack) -> list[str]:
     """The opens of any adapter's weights during a preview that finds no change."""
     words = ("preview", "--stack", stack.name, "--expect-no-changes")
-    lines = stack.traced("open,openat,openat2", *words).splitlines()
+    lines = stack.traced("open,openat,openat2", *words)[0].splitlines()
     assert any("__main__.py" in line for line in lines), "the trace does not reach into the program"
     return [line for line in lines if "adapter_model.safetensors" in line]
 

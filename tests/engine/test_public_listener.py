@@ -14,6 +14,7 @@ import pytest
 from tests.engine.conftest import BASE, Client, Key, host_pod
 from tests.engine.test_destroy import traces
 from tests.support.machines import MOST_EXPOSED, ROOT, Machine, wait_for
+from tests.support.tricks import NOTHING, found_open
 
 pytestmark = pytest.mark.pod
 
@@ -104,22 +105,10 @@ def test_a_public_engine(client: Client, machine: Machine, key: Key, tmp_path: P
     status, answer = ask(machine, "/v1/completions", method="POST", body=question)
     assert (status, "model=acme-v1" in answer) == (200, True)
 
-    nothing = '{"error":{"message":"There is nothing here.","type":"NotFoundError","param":null,"code":404}}'
-    for target in ("/", "/health", "/version", "/standin/argv", "/v1", "/v1/", "/v1/models/", "/V1/models", "//v1"):
-        assert ask(machine, target) == (404, nothing), target
-    # What vLLM reads as another path than nginx does.
-    for target in (
-        "/v1/models/../../version",
-        "/v1/models/%2e%2e/%2e%2e/version",
-        "/version?/v1/models",
-        "/version#/v1/models",
-    ):
-        assert ask(machine, target) == (404, nothing), target
-    for target in ("/version/../v1/models", "//v1/models", "/v1/%6dodels", "http://other/v1/models"):
-        assert ask(machine, target)[0] == 200, target
-        assert ask(machine, target, key=None)[0] == 401, target
-    for method in ("POST", "DELETE", "OPTIONS", "TRACE"):
-        assert ask(machine, "/v1/models", method=method)[0] == 405
+    for target in ("/health", "/standin/argv"):
+        assert ask(machine, target) == (404, NOTHING), target
+    # What vLLM reads as another path, or another request, than nginx does.
+    assert list(found_open(machine.port(8000), API_KEY, "version")) == []
     for given in (None, "", "wrong", API_KEY + "x"):
         assert ask(machine, "/v1/models", key=given)[0] == 401
         assert ask(machine, "/v1/completions", key=given, method="POST", body=question)[0] == 401
@@ -170,6 +159,17 @@ def test_a_public_engine(client: Client, machine: Machine, key: Key, tmp_path: P
     client.up()
     assert machine.pid(unit) != pid
     assert machine.pid(proxy) == proxied
+
+    # The machine goes down and comes back: so does all of it, by itself.
+    machine.kill()
+    machine.boot()
+    listed = ("curl", "-sk", "-H", f"Authorization: Bearer {API_KEY}", "https://127.0.0.1:8000/v1/models")
+    wait_for(lambda: "acme-v3" in machine.run(*listed, check=False))
+    ids = {model["id"] for model in json.loads(machine.run(*listed))["data"]}
+    assert ids == {BASE, "acme-v1", "acme-v2", "acme-v3"}
+    assert shown_certificate(machine) == one.read_text()
+    assert listeners(machine) == {"0.0.0.0:8000", "127.0.0.1:18000"}
+    assert client.stack.up("--refresh").changes == {}
 
     # Back to loopback: vLLM has its port again, and of the proxy nothing is left.
     client.pods = [host_pod(machine)]

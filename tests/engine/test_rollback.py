@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from tests.engine.conftest import BASE, Client
 from tests.engine.test_change import served_weights, weights
 from tests.engine.test_drift import lora
-from tests.support.adapters import seeded_adapter
+from tests.support.adapters import filled_adapter, seeded_adapter
 from tests.support.machines import Machine
 
 pytestmark = pytest.mark.pod
+
+MEBIBYTES = 16
 
 
 def test_what_served_before_serves_again_and_the_next_preview_shows_it(deployed: Client, machine: Machine) -> None:
@@ -54,6 +58,40 @@ def test_what_served_before_serves_again_and_the_next_preview_shows_it(deployed:
     assert machine.pid(deployed.unit) == pid
     assert served_weights(machine, "acme-v1") == old
     assert deployed.stack.up("--refresh", "--expect-no-changes").changes == {}
+
+
+def test_git_revert_and_up_goes_back_without_sending_a_byte(deployed: Client, machine: Machine) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *words], cwd=deployed.stack.checkout.root, check=True, capture_output=True)
+
+    deployed.models.append({"id": "large", "base": BASE, "adapter": "../adapters/large"})
+    filled_adapter(deployed.adapters / "large", 1, MEBIBYTES)
+    deployed.up()
+    first, old = digest(deployed, "large"), weights(deployed, "large")
+    git("init", "--quiet")
+    git("add", "adapters", "stacks")
+    git("commit", "--quiet", "--message=The first one")
+    filled_adapter(deployed.adapters / "large", 2, MEBIBYTES)
+    deployed.models.pop(0)
+    deployed.configure()
+    git("commit", "--quiet", "--all", "--message=A better one, and acme-v1 left")
+    before = machine.received()
+    deployed.stack.up()
+    assert machine.received() - before > MEBIBYTES << 20, "else this counts nothing"
+    assert served_weights(machine, "large") == weights(deployed, "large") != old
+
+    git("revert", "--no-edit", "HEAD")
+    before = machine.received()
+    run = deployed.stack.up()
+
+    assert machine.received() - before < 1 << 20
+    assert "is unpacked" not in run.output
+    assert run.changes["AdapterBundle large"] == "replace"
+    assert run.changes["AdapterBundle acme-v1"] == "create"
+    assert digest(deployed, "large") == first
+    assert served_weights(machine, "large") == weights(deployed, "large") == old
+    assert {model["id"] for model in machine.get("/v1/models")["data"]} == {BASE, "acme-v1", "acme-v2", "large"}
 
 
 def digest(client: Client, model: str = "acme-v1") -> str:

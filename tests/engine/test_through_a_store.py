@@ -15,7 +15,7 @@ from tests.engine.conftest import Client, host_pod
 from tests.engine.test_lock_only import pull, served, sha256
 from tests.support.machines import Machine
 from tests.support.s3 import ENVIRONMENT, S3, s3_service
-from tests.support.stacks import Checkout, Stack
+from tests.support.stacks import LOUD, Checkout, Stack
 
 pytestmark = pytest.mark.pod
 
@@ -76,7 +76,7 @@ def test_who_pushes_and_who_deploys_may_be_two_machines(
     s3.requests.clear()
     second = elsewhere()
 
-    up = second.up()
+    up = second.up(*LOUD)
 
     assert served(machine, "acme-v1") == sha256(stored, "acme-v1")
     assert served(machine, "acme-v2") == sha256(stored, "acme-v2")
@@ -87,7 +87,7 @@ def test_who_pushes_and_who_deploys_may_be_two_machines(
 
     # A presigned URL is a key to the object for as long as it lasts.
     told = up.output + json.dumps(second.export())
-    told += (second.checkout.root / f"events-{second.name}.jsonl").read_text(encoding="utf-8")
+    told += second.events()
     told += machine.run("sh", "-c", "grep -rhoa 'X-Amz[A-Za-z-]*' /var/lib/lora-pods /etc/systemd/system || true")
     told += machine.run("journalctl", "--no-pager")
     assert "X-Amz-Signature" not in told
@@ -109,7 +109,7 @@ def test_a_second_pod_of_the_same_adapters_is_sent_nothing_by_the_laptop(
     twins = [{**model, "id": f"{model['id']}-twin", "base": base} for model in stored.models]
     stored.stack.configure(stored.pods, [*stored.models, *twins], {"store": s3.store})
 
-    trace = stored.stack.traced("openat", "up", "--yes", "--skip-preview", "--stack", stored.stack.name)
+    trace, _ = stored.stack.traced("openat", "up", "--yes", "--skip-preview", "--stack", stored.stack.name)
 
     twin = other.ask("acme-v1-twin", port=8001)
     assert f"weights={sha256(stored, 'acme-v1')}" in twin

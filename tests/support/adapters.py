@@ -75,6 +75,12 @@ def write_adapter(
     return directory
 
 
+def filled_adapter(directory: Path, fill: int, mebibytes: int) -> Path:
+    """An adapter of so many MiB, every byte of whose tensors is `fill`."""
+    rank, columns = 8, mebibytes * 8192  # two A and two B of rank x columns x 4 bytes
+    return write_adapter(directory, {**CONFIG, "r": rank}, safetensors_bytes(lora_shapes(rank, columns), fill=fill))
+
+
 def seeded_adapter(directory: Path, seed: int = 0, rank: int = 8, config: Mapping[str, Json] | None = None) -> Path:
     """An adapter whose bytes a seed stands for; whatever the seed, the size is the same."""
     empty = safetensors_bytes(lora_shapes(rank, width=16))

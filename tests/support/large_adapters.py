@@ -1,14 +1,16 @@
-"""Adapters as large as real ones that take no room: the header is whole, the tensors are a hole in the file."""
+"""Adapters as large as real ones: the header is whole, the tensors are a hole in the file, or random bytes."""
 
 from __future__ import annotations
 
 import json
+import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 LAYERS = 32
 RANK = 32
-# Llama 3.1 8B: inputs and outputs of what PEFT calls all-linear; 32 layers of 7 modules of 2 tensors are 448.
+# Inputs and outputs of what PEFT calls all-linear; 32 layers of 7 modules of 2 tensors are 448. Llama 3.1 8B:
 MODULES = {
     "self_attn.q_proj": (4096, 4096),
     "self_attn.k_proj": (4096, 1024),
@@ -17,6 +19,11 @@ MODULES = {
     "mlp.gate_proj": (4096, 14336),
     "mlp.up_proj": (4096, 14336),
     "mlp.down_proj": (14336, 4096),
+}
+LLAMA_2 = {
+    **{f"self_attn.{name}_proj": (4096, 4096) for name in "qkvo"},
+    **{f"mlp.{name}_proj": (4096, 11008) for name in ("gate", "up")},
+    "mlp.down_proj": (11008, 4096),
 }
 CONFIG = {
     "base_model_name_or_path": "meta-llama/Llama-3.1-8B",
@@ -28,12 +35,17 @@ CONFIG = {
 }
 
 
-def large_adapters(directory: Path, count: int) -> list[Path]:
-    """`count` adapters of 448 tensors and 160 MiB each, in folders of `directory`."""
+def large_adapters(
+    directory: Path, count: int, modules: Mapping[str, tuple[int, int]] = MODULES, random_bytes: bool = False
+) -> list[Path]:
+    """`count` adapters of 448 tensors and 160 MiB each (160 MB of `LLAMA_2`), in folders of `directory`.
+
+    They take no room unless the tensors are `random_bytes`.
+    """
     tensors: dict[str, object] = {}
     position = 0
     for layer in range(LAYERS):
-        for module, (inputs, outputs) in MODULES.items():
+        for module, (inputs, outputs) in modules.items():
             for side, shape in (("A", [RANK, inputs]), ("B", [outputs, RANK])):
                 end = position + 2 * shape[0] * shape[1]
                 name = f"base_model.model.model.layers.{layer}.{module}.lora_{side}.weight"
@@ -46,5 +58,9 @@ def large_adapters(directory: Path, count: int) -> list[Path]:
         (adapter / "adapter_config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         with (adapter / "adapter_model.safetensors").open("wb") as file:
             file.write(struct.pack("<Q", len(header)) + header)
-            file.truncate(8 + len(header) + position)
+            if random_bytes:
+                for begin in range(0, position, 2**20):
+                    file.write(os.urandom(min(2**20, position - begin)))
+            else:
+                file.truncate(8 + len(header) + position)
     return made

@@ -124,5 +124,14 @@ class Machine:
         """As if the machine had been switched off."""
         call("kill", "--signal=KILL", self.name, check=False)
 
+    def boot(self) -> None:
+        """Switch it on again: what was enabled starts by itself."""
+        call("start", self.name)
+        self.wait_until_running()
+
+    def received(self) -> int:
+        """How many bytes have come over its network since it was switched on."""
+        return int(self.read("/sys/class/net/eth0/statistics/rx_bytes"))
+
     def remove(self) -> None:
         call("rm", "--force", "--volumes", self.name, check=False)

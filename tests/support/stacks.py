@@ -17,6 +17,8 @@ from typing import Any
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+# As somebody runs pulumi who looks for a fault, and then shows others what it wrote.
+LOUD = ("--debug", "-v=9", "--logflow", "--logtostderr")
 PROGRAM = ("Pulumi.yaml", "__main__.py", "components", "templates")
 
 
@@ -156,16 +158,24 @@ class Stack:
             process.kill()
             process.wait()
 
-    def traced(self, calls: str, *words: str) -> str:
-        """Run pulumi; return the system calls `calls` (strace's expression) of it and of all that it starts."""
+    def events(self) -> str:
+        """What the last operation wrote to its event log."""
+        return self._event_log.read_text(encoding="utf-8")
+
+    @property
+    def _event_log(self) -> Path:
+        return self.checkout.root / f"events-{self.name}.jsonl"
+
+    def traced(self, calls: str, *words: str) -> tuple[str, str]:
+        """Run pulumi. -> the system calls `calls` (strace's expression) of it and of all that it starts, its output."""
         trace = self.checkout.root / "trace"
         strace = ("strace", "-f", "-qq", "-s", "1000000", "-e", f"trace={calls}", "-o", str(trace))
         done = self._run(words, None, strace)
         assert done.returncode == 0, done.stdout + done.stderr
-        return trace.read_text(errors="replace")
+        return trace.read_text(errors="replace"), done.stdout + done.stderr
 
     def _operate(self, verb: str, *words: str, fails: bool | None) -> Run:
-        log = self.checkout.root / f"events-{self.name}.jsonl"
+        log = self._event_log
         log.unlink(missing_ok=True)
         done = self._run((verb, "--stack", self.name, "--color=never", "--event-log", str(log), *words), None)
         output = done.stdout + done.stderr

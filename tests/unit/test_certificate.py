@@ -73,3 +73,12 @@ def test_one_that_ends_soon_or_is_over_is_a_warning(tmp_path: Path, days: float,
     (tmp_path / "acme.pem").write_text(certificate)
     tls = read_tls(tmp_path / "acme.pem", "acme.pem", key)
     assert list(warnings_of(tls, "tls/acme.pem")) == [told.format(over)]
+
+
+def test_one_that_does_not_count_yet_is_a_warning(tmp_path: Path) -> None:
+    certificate, key = self_signed("acme", days=450)
+    (tmp_path / "acme.pem").write_text(certificate)
+    begins = datetime.now(timezone.utc) + timedelta(days=50)
+    assert list(warnings_of(read_tls(tmp_path / "acme.pem", "acme.pem", key), "tls/acme.pem")) == [
+        f"tls.certificate: tls/acme.pem is valid from {begins:%Y-%m-%d} on: clients refuse it until then"
+    ]

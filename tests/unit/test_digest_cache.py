@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from components.core import digest_cache, memory
+from components.core import digest_cache, memory, meter
 from components.core.adapter import Adapter, AdapterFiles, read_adapter, read_located
 from components.core.bundle import Member, bundle_members, digest_bundle
 from components.core.check import remembered
@@ -22,6 +22,7 @@ from components.core.check.remembered import check_all
 from components.core.digest_cache import BundleFacts, DigestCache, default_path
 from components.core.errors import UserError
 from components.core.findings import Finding, fault
+from components.core.sizes import shown_size
 from tests.support.adapters import CONFIG, lora_shapes, safetensors_bytes, write_adapter
 
 SECOND = 1_000_000_000
@@ -297,6 +298,26 @@ def test_the_real_clock_does_not_trust_a_new_file(tmp_path: Path, adapter: Path)
     assert not is_hit(cache, adapter)
 
 
+# --- how far it is ----------------------------------------------------------------------------------------
+
+
+def test_hashing_shows_itself_and_says_nothing_where_nothing_is_read(
+    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(meter, "SAY_SECONDS", 0.0)
+    cache = DigestCache(tmp_path / "cache.sqlite3", lambda: time.time_ns() + 10 * SECOND, said.append)
+    cache.describe(adapter)
+    size = sum(path.stat().st_size for path in (adapter / "adapter_config.json", adapter / "adapter_model.safetensors"))
+    where = "/".join(adapter.parts[-2:])
+    assert said[0].startswith(f"hashing {where}: ")
+    assert f" of {shown_size(size)}, " in said[0]
+    assert said[-1] == f"hashed {shown_size(size)} in 0 s"
+    said.clear()
+    cache.describe(adapter)
+    assert said == []
+
+
 # --- files that change while they are read ----------------------------------------------------------------
 
 
@@ -304,8 +325,8 @@ def writing_while_hashing(monkeypatch: pytest.MonkeyPatch, directory: Path, time
     """Makes a writer rewrite the weights right after each of the first ``times`` hashings."""
     done: list[int] = []
 
-    def hash_and_write(members: list[Member]) -> str:
-        digest = digest_bundle(members)
+    def hash_and_write(members: list[Member], counted: Callable[[int], None]) -> str:
+        digest = digest_bundle(members, counted)
         done.append(len(done))
         if len(done) <= times:
             write_adapter(directory, CONFIG, safetensors_bytes(lora_shapes(), fill=100 + len(done)))

@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 
-from components.core.engine_plan import EngineOptions, EnginePlan, Json, PlannedAdapter, PlannedFlag, plan_engine
+from components.core.engine_args import Json
+from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, PlannedFlag, plan_engine
 from components.core.errors import UserError
 from components.core.naming import blob_path
 from components.core.vllm_rules import NO_SUCH_FLAGS, OWNED_FLAGS
@@ -19,7 +20,8 @@ B = PlannedAdapter("acme-v2", "sha256:" + "b" * 64, 48)
 C = PlannedAdapter("globex", "sha256:" + "c" * 64, 16)
 OPTIONS = EngineOptions(port=8000)
 START = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", BASE, "--served-model-name", BASE]
-PLACE = ["--host", "127.0.0.1", "--port", "8000"]
+MINUTE = ["--shutdown-timeout", "60"]
+PLACE = ["--host", "127.0.0.1", "--port", "8000", *MINUTE]
 
 
 def plan(*adapters: PlannedAdapter, aliases: tuple[str, ...] = (), options: EngineOptions = OPTIONS) -> EnginePlan:
@@ -54,7 +56,7 @@ def test_a_base_alone() -> None:
         },
         flags=(),
         served={BASE: BASE},
-        stop_seconds=60,
+        stop_seconds=90,
         gpu=True,
     )
 
@@ -118,7 +120,7 @@ def test_options_with_a_key_of_their_own() -> None:
     options = EngineOptions(port=9, listen="0.0.0.0", max_model_len=-1, gpu_memory_utilization=0.85, dtype="bfloat16")
     assert list(plan(options=options).argv) == [
         *START,
-        *("--host", "0.0.0.0", "--port", "9"),
+        *("--host", "0.0.0.0", "--port", "9", *MINUTE),
         *("--dtype", "bfloat16", "--gpu-memory-utilization", "0.85", "--max-model-len=-1"),
     ]
 
@@ -358,8 +360,32 @@ def test_values_that_are_refused(args: Mapping[str, Json], sentence: str) -> Non
 
 
 def test_draining_is_not_cut_short() -> None:
-    assert plan(options=replace(OPTIONS, args={"shutdownTimeout": 120})).stop_seconds == 180
-    assert plan(options=replace(OPTIONS, args={"shutdownTimeout": "long"})).stop_seconds == 60
+    for args, seconds in (
+        ({"shutdownTimeout": 120}, 150),
+        ({"shutdownTimeout": "120"}, 150),
+        ({"shutdown-t": "45"}, 75),
+        ({"shutdownTimeout": 86400}, 86430),
+        ({"shutdownTimeout": "long"}, 30),
+        ({"shutdownTimeout": 0}, 30),
+        ({}, 90),
+    ):
+        assert plan(options=replace(OPTIONS, args=args)).stop_seconds == seconds, args
+    with pytest.raises(UserError) as caught:
+        plan(options=replace(OPTIONS, args={"shutdownTimeout": 100000}))
+    assert str(caught.value) == (
+        "engine.args.shutdownTimeout: 100000 s is too long; systemd waits a day (86400 s) at most"
+    )
+
+
+def test_requests_in_flight_may_finish_unless_the_stack_file_or_the_version_says_otherwise() -> None:
+    def flags(version: str | None = None, **args: Json) -> list[str]:
+        return list(plan(options=replace(OPTIONS, vllm=version, args=args)).argv[len(START + PLACE) - 2 :])
+
+    assert flags() == flags("0.18.0") == MINUTE
+    assert flags("0.17.1") == []
+    assert flags(shutdown_timeout=5, x=1) == ["--shutdown-timeout", "5", "--x", "1"]
+    assert flags(shutdown_t=5) == ["--shutdown-t", "5"]
+    assert flags(shutdownTimeout=0) == [], "what vLLM does by itself, and any vLLM takes"
 
 
 # --- engine.env ---

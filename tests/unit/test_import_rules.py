@@ -34,12 +34,14 @@ ALLOWED: Mapping[str, frozenset[str]] = {
         {
             "components.certificate",
             "components.checked",
+            "components.console",
             "components.engine",
             "components.locked",
             "components.settings",
             "components.core",
         }
     ),
+    "components.console": frozenset({"components.core"}),
     "components.checked": frozenset(
         {"components.locked", "components.settings", "components.core.check", "components.core"}
     ),
@@ -74,6 +76,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     ),
     "components.bundles": frozenset(
         {
+            "components.console",
             "components.pods",
             "components.remote",
             "components.ssh",
@@ -240,15 +243,21 @@ def test_what_runs_on_the_pod_needs_nothing_but_python() -> None:
     assert [name for m in on_pod for name in own_imports(m)] == []
 
 
+def loaded_by(*modules: str) -> set[str]:
+    program = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
+    return {name.split(".")[0] for name in json.loads(done.stdout)}
+
+
 def test_the_program_starts_without_heavy_libraries() -> None:
-    loaded = subprocess.run(
-        [sys.executable, "-c", "import json, sys, components.deployment; print(json.dumps(sorted(sys.modules)))"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    assert {name.split(".")[0] for name in json.loads(loaded.stdout)} & NEVER_LOADED == set()
+    assert loaded_by("components.deployment") & NEVER_LOADED == set()
+
+
+def test_the_providers_process_loads_little_for_a_preview() -> None:
+    """Every preview waits for it; it has to compare inputs, and neither to parse a stack file nor to reach a pod."""
+    providers = ("components.bundles", "components.pods.reach", "components.pods.sandbox", "components.pods.host_key")
+    late = {"annotated_types", "asyncssh", "cryptography", "jinja2", "pulumi_command", "pydantic"}
+    assert loaded_by(*providers) & (NEVER_LOADED | late) == set()
 
 
 # --- the rules' own eyes ----------------------------------------------------------------------------------

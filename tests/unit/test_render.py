@@ -63,7 +63,8 @@ def test_homes_are_hidden_unless_the_engine_reads_there(options: EngineOptions, 
 
 def test_draining_is_not_cut_short() -> None:
     unit = render.render_unit(planned(options=EngineOptions(port=8000, args={"shutdownTimeout": 90})), key=KEY)
-    assert setting(unit, "TimeoutStopSec") == ["150"]
+    assert setting(unit, "TimeoutStopSec") == ["120"]
+    assert setting(unit, "KillMode") == ["mixed"]  # a worker that is told to stop ends at once
 
 
 def test_no_engine_starts_without_its_secrets_file() -> None:

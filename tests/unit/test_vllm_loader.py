@@ -41,6 +41,7 @@ def test_an_unknown_version_has_the_nearest_rules() -> None:
         ("reads_rslora", "0.6.5", "0.6.6"),
         ("takes_fused_experts", "0.11.0", "0.11.1"),
         ("skips_base_embeddings", "0.11.2", "0.12.0"),
+        ("drains", "0.17.1", "0.18.0"),
         ("limits_target_modules", "0.18.1", "0.19.0"),
         ("full_modules", "0.30.0", "0.31.0"),
         ("reads_patterns", "0.31.0", "0.32.0"),

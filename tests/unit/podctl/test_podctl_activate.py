@@ -609,14 +609,23 @@ def test_a_document_that_makes_no_sense_is_refused(
 def test_progress_says_what_it_waits_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(podctl, "SAY_SECONDS", 0.0)
 
-    answer = engine.activate(polls=2, says=["Loading weights " + "x" * 300])
+    prefix = "(EngineCore pid=123) INFO 11-30 13:13:31 [weight_utils.py:123] "
+    answer = engine.activate(polls=2, says=[prefix + "Loading weights " + "x" * 300])
 
     last = ("Loading weights " + "x" * 300)[:160]
     assert answer.status == 0
     assert answer.lines[0] == (
-        f"waiting for {UNIT}: active (running), 0 of 20 s, nothing answers at http://127.0.0.1:{engine.port}; "
-        f"it says: {last}"
+        f"{last} (waiting for {UNIT}: 0 of 20 s, active (running), nothing answers at http://127.0.0.1:{engine.port})"
     )
+
+
+def test_a_long_start_fills_no_log() -> None:
+    """Where nobody watches a terminal, each line is kept: of an hour of waiting there are 69."""
+    said = [podctl.SAY_SECONDS]
+    while said[-1] < 3600:
+        said.append(said[-1] + podctl.pause_of(said[-1]))
+    assert said[:6] == [10, 20, 30, 40, 50, 62.5]
+    assert len(said) == 69
 
 
 def test_no_secret_comes_out_of_a_failure(engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,7 +651,7 @@ def test_no_secret_comes_out_of_a_failure(engine: Engine, pod: PodDirectory, mon
     assert "canary" not in text
     assert "args: api_key=[secret] token=[secret] old=[secret]" in text
     assert 'json: "[secret]", repr: ' in text
-    assert any(line.startswith("waiting for") for line in lines)
+    assert any("(waiting for" in line for line in lines)
 
 
 def test_an_engine_keeps_only_itself_waiting(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:

@@ -15,7 +15,7 @@ from components.on_pod import podctl
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_s3 import S3
 from tests.unit.podctl.fake_systemd import FakeSystemd
-from tests.unit.podctl.pods import PodDirectory, bundle, digest_of
+from tests.unit.podctl.pods import WEIGHTS, PodDirectory, bundle, digest_of
 from tests.unit.podctl.test_podctl_receive import head
 
 MIB = 1024 * 1024
@@ -98,7 +98,8 @@ def test_too_small_a_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk
     assert pod.run("receive-all", stdin=head((DIGEST, len(BIG), 0))).lines == said
     assert pod.run("fetch", stdin={"bundles": [s3.bundle(DIGEST)]}).lines == said
     assert s3.asked == []
-    assert list((pod.root / "staging").iterdir()) == []
+    promised = {path.name for path in (pod.root / "staging").iterdir()}
+    assert promised == {DIGEST.removeprefix("sha256:") + ".claim"}, "and nothing else is left"
 
     disk.make_room()
     assert pod.run("fetch", stdin={"bundles": [s3.bundle(DIGEST)]}).status == 0
@@ -164,6 +165,31 @@ def test_a_read_only_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk
     assert f"- the disk of {pod.root} is read-only: find out why (dmesg), and make it writable" in prepared.lines
     disk.read_only(False)
     assert missing(pod) == []
+
+
+def test_a_full_disk_can_be_emptied_of_what_nobody_needs(pod: PodDirectory, disk: Disk) -> None:
+    pod.stage(BIG)
+    pod.place({"m": DIGEST})
+    disk.fill(leave=0)
+    assert disk.free[0] == 0
+    assert pod.run("unplace", "--stack", "prod", "--base", "org/base") == (
+        0, {"dropped": ["m"], "collected": [DIGEST]}, [],
+    )  # fmt: skip
+    assert disk.free[0] > 0
+
+
+def test_drift_is_told_of_a_disk_that_takes_no_mark(
+    pod: PodDirectory, disk: Disk, port: int, systemd: FakeSystemd
+) -> None:
+    engine = Engine(pod, port)
+    assert engine.activate().status == 0
+    path = pod.blob(engine.digest) / WEIGHTS
+    path.chmod(0o644)
+    path.write_bytes(b"weightz")
+    disk.read_only(True)
+    answer = pod.run("intact", "--engine", ENGINE)
+    disk.read_only(False)
+    assert answer == (0, {"drift": {"blob of m1": f"{engine.digest} was altered"}}, [])
 
 
 @pytest.mark.parametrize("kind", ["full", "read-only", "inodes"])

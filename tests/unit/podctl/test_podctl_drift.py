@@ -52,6 +52,13 @@ def byte_rots(engine: Engine, _systemd: FakeSystemd) -> None:
     overwrite(engine.pod.blob(engine.digest) / WEIGHTS, b"weightz")
 
 
+def file_laid_beside(engine: Engine, _systemd: FakeSystemd) -> None:
+    blob = engine.pod.blob(engine.digest)
+    blob.chmod(0o755)
+    (blob / "tokenizer.json").write_bytes(b"{}")
+    blob.chmod(0o555)
+
+
 def unit_edited(engine: Engine, _systemd: FakeSystemd) -> None:
     path = engine.pod.units / UNIT
     path.write_text(path.read_text() + "# mine\n")
@@ -89,6 +96,7 @@ def other_vllm(_engine: Engine, systemd: FakeSystemd) -> None:
 ROWS: dict[Callable[[Engine, FakeSystemd], None], tuple[dict[str, str], bool]] = {
     blob_gone: ({"blob of m1": "{digest} is gone"}, False),
     byte_rots: ({"blob of m1": "{digest} was altered"}, True),
+    file_laid_beside: ({"blob of m1": "{digest} was altered: not of it is tokenizer.json"}, True),
     unit_edited: ({"unit": "was edited by hand"}, True),
     unit_gone: ({"unit": "is gone"}, True),
     secrets_edited: ({"secrets": "are gone or were edited by hand"}, True),
@@ -264,6 +272,23 @@ def test_the_status_of_an_empty_pod(pod: PodDirectory) -> None:
     found = status(pod)
     assert (found["engines"], found["gpus"]) == ([], [])
     assert not pod.root.exists()
+
+
+def test_a_gpu_that_hangs_hides_nothing_else(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate("m1")
+
+    def hangs(*argv: str, seconds: float = 300.0) -> podctl.Ran:
+        if argv[0] != "nvidia-smi":
+            return systemd.run(*argv)
+        assert seconds < 10, "lora status gives a pod 20 seconds"
+        return podctl.Ran(124, "", "it did not end")
+
+    monkeypatch.setattr(podctl, "run", hangs)
+    found = status(pod)
+    assert found["gpus"] == [{"name": "nvidia-smi does not answer", "usedMiB": None, "totalMiB": None}]
+    assert found["engines"][0]["models"] == ["m1", "org/base"]
 
 
 def test_the_status_waits_for_no_lock(engine: Engine, pod: PodDirectory) -> None:

@@ -116,6 +116,17 @@ def mends_a_blob(world: World) -> None:
     world.then("place", stdin={"stack": "prod", "base": BASE, "models": {"a": ONE}})
 
 
+def mends_an_altered_blob(world: World) -> None:
+    """Its engine loaded what is there now, and has to be started again whenever it was killed."""
+    engine = with_engine(world, "a")
+    path = world.pod.blob(engine.digest) / WEIGHTS
+    path.chmod(0o644)
+    path.write_bytes(b"weightz")
+    assert world.pod.run("intact", "--engine", ENGINE).result["drift"] != {}
+    world.pod.stage(bundle())
+    world.then("place", stdin={"stack": "prod", "base": BASE, "models": {"m1": engine.digest}})
+
+
 def unplaces(world: World) -> None:
     stage(world, ONE, TWO)
     world.pod.place({"a": ONE, "b": TWO})
@@ -125,6 +136,11 @@ def unplaces(world: World) -> None:
 
 def keeps_secrets(world: World) -> None:
     world.then("secrets", stdin={"engine": ENGINE, "secrets": {"VLLM_API_KEY": "k"}})
+
+
+def keeps_a_private_key(world: World) -> None:
+    tls = {"name": "a" * 16, "key": "-----BEGIN PRIVATE KEY-----\n"}
+    world.then("secrets", stdin={"engine": ENGINE, "secrets": {}, "tls": tls})
 
 
 def with_engine(world: World, *generations: str) -> Engine:
@@ -194,10 +210,11 @@ def prepares(world: World) -> None:
 
 NEEDS = {"diskGiB": 0.0, "shmMiB": 0, "gpu": False, "python": None, "vllm": None, "base": None}
 PREPARE = {"podctl": PROGRAM, "sha256": hashlib.sha256(PROGRAM.encode()).hexdigest(), "needs": NEEDS}
+NOT_WHOLE = (mends_a_blob, mends_an_altered_blob)
 SCENARIOS = [
-    sends, fetches, asks, places_the_first, replaces_one, mends_a_blob, unplaces, keeps_secrets, activates_the_first,
-    activates_another, goes_back, never_serves, takes_anothers_place, deactivates, forgets_secrets, leaves, removes,
-    prepares,
+    sends, fetches, asks, places_the_first, replaces_one, mends_a_blob, mends_an_altered_blob, unplaces,
+    keeps_secrets, keeps_a_private_key, activates_the_first, activates_another, goes_back, never_serves,
+    takes_anothers_place, deactivates, forgets_secrets, leaves, removes, prepares,
 ]  # fmt: skip
 
 
@@ -232,11 +249,29 @@ def test_killed_at_any_step(scenario: Callable[[World], None], world: World) -> 
         elif world.killed(at).answer is not None:
             continue  # two threads take turns as they like, and some of their steps are many or few
         allowed = faults.wrong(world.pod)
-        assert scenario is mends_a_blob or allowed == [], f"killed before step {at}, {step}"
+        assert scenario in NOT_WHOLE or allowed == [], f"killed before step {at}, {step}"
         again = world.again()
         assert again.status == whole.answer.status, (step, again)
         assert faults.wrong(world.pod) == [], step
         assert faults.settled(world.pod) == ended, f"killed before step {at}, {step}"
+
+
+def test_a_rollback_that_was_killed_and_is_run_again_brings_nothing_back(world: World) -> None:
+    def rolls_back(world: World) -> None:
+        with_engine(world, "good", "bad")
+        world.then("rollback", "--engine", ENGINE)
+
+    world.begin(rolls_back)
+    whole = world.killed(None)
+    assert whole.answer is not None
+    assert sorted(whole.answer.result["models"]) == ["good", "m1", "org/base"]
+    for at, step in enumerate(whole.steps):
+        world.begin(rolls_back)
+        world.killed(at)
+        assert faults.wrong(world.pod) == [], step
+        again = world.again()
+        served = json.dumps([path.read_text() for path in world.pod.units.iterdir()])
+        assert ("good" in served, "bad" in served) == (True, False), (step, again)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -261,7 +296,7 @@ def test_without_power_at_any_step(scenario: Callable[[World], None], world: Wor
             seen.add(state)
             world.begin(scenario)
             faults.write_tree(world.pod.root.parent, tree)
-            assert scenario is mends_a_blob or faults.wrong(world.pod, modes=False) == [], f"after {step}"
+            assert scenario in NOT_WHOLE or faults.wrong(world.pod, modes=False) == [], f"after {step}"
             if step.what == "answer":
                 assert faults.settled(world.pod, hidden=False) == ended, "its answer was too early"
             world.boot(switched)

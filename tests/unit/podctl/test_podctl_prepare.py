@@ -146,6 +146,11 @@ def test_every_fault_is_reported_at_once(machine: Machine, monkeypatch: pytest.M
     ]
 
 
+def test_more_gpus_than_the_pod_has(machine: Machine) -> None:
+    assert machine.faults(gpu=True, gpus=4) == ["- engine.args shares the base among 4 GPUs, and nvidia-smi lists 2"]
+    assert machine.prepare(gpu=True, gpus=2).status == 0
+
+
 def test_what_is_here_already_counts_as_room_for_it(machine: Machine, pod: PodDirectory) -> None:
     """Preparing again (a rotated key, say) must not ask for the space that the models took since."""
     machine.prepare()
@@ -423,7 +428,12 @@ def no_nginx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return podctl.Ran(0, "", "")
 
     monkeypatch.setattr(podctl, "systemctl", systemctl)
-    monkeypatch.setattr(podctl, "watched", lambda what, environment, *argv: done.append(" ".join(argv)))
+
+    def watched(what: str, environment: dict[str, str], *argv: str) -> None:
+        assert environment["LC_ALL"] == "C", "in another language nothing is known by its words"
+        done.append(" ".join(argv))
+
+    monkeypatch.setattr(podctl, "watched", watched)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     return done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import ssl
@@ -152,6 +153,29 @@ def test_going_back_takes_its_proxy_along(public: Public, systemd: FakeSystemd) 
     assert [line for line in failed.lines if line.endswith("the unit from before serves again (m1, org/base)")]
     assert public.config == "one"
     assert systemd.units[PROXY].active == "active"
+
+
+@pytest.mark.parametrize("full", [UNIT, PROXY, f"{ENGINE}.conf"])
+def test_a_disk_that_fills_up_leaves_it_standing(
+    full: str, public: Public, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine and its proxy both change, and one of their files cannot be written."""
+    public.activate()
+    real = podctl.write_file
+    refused: list[str] = []
+
+    def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+        if path.endswith("/" + full) and not refused:
+            refused.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        real(path, data, mode)
+
+    monkeypatch.setattr(podctl, "write_file", write_file)
+    failed = public.activate("two", says=["another"])
+    assert failed.lines[-1].startswith(f"the disk of {public.pod.root} is full: ")
+    assert public.config == "one"
+    assert [systemd.units[name].active for name in (UNIT, PROXY)] == ["active", "active"]
+    assert public.pod.run("intact", "--engine", ENGINE).result["drift"] == {}
 
 
 def test_it_makes_room_for_an_engine_at_its_own_port(public: Public, systemd: FakeSystemd, pod: PodDirectory) -> None:

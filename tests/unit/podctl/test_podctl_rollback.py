@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from components.on_pod import podctl
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle
@@ -120,6 +122,24 @@ def test_what_does_not_serve_any_more_gives_way_to_what_served(
         "the unit from before serves again (m1, m2, org/base)"
     )
     assert (unit(pod), generations(pod), drift(pod)) == (kept, {1: True, 2: True}, {})
+
+
+def test_a_full_disk_leaves_what_served(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate(revision=set_secrets(pod, VLLM_API_KEY="old"), key="old")
+    engine.activate("m1", "m2", revision=set_secrets(pod, VLLM_API_KEY="new"), key="new")
+    kept, real = unit(pod), podctl.write_file
+
+    def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+        if path.endswith("/" + UNIT):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        real(path, data, mode)
+
+    monkeypatch.setattr(podctl, "write_file", write_file)
+    assert rollback(pod).lines[-1].startswith(f"the disk of {pod.root} is full: ")
+    assert (unit(pod), systemd.units[UNIT].starts) == (kept, 2)
+    assert (generations(pod), drift(pod)) == ({1: True, 2: True}, {}), "with the secrets it has"
 
 
 @pytest.mark.parametrize("activations", [0, 1])

@@ -46,6 +46,20 @@ def test_place_unpacks_and_refers(stocked: PodDirectory) -> None:
     assert (stocked.root / "refs/prod/a").read_text() == f'{{"base": "org/base", "digest": "{ONE}"}}\n'
 
 
+def test_many_bundles_fill_no_log(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_ = sorted([ONE, TWO, THREE])
+    monkeypatch.setattr(podctl, "SAID_ONE_BY_ONE", 1)
+    assert stocked.place({"a": ONE, "b": TWO, "c": THREE}).lines == [f"{first} is unpacked"]
+
+
+def test_many_bundles_are_counted_where_they_take_long(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podctl, "SAID_ONE_BY_ONE", 0)
+    monkeypatch.setattr(podctl, "SAY_SECONDS", -1.0)
+    assert stocked.place({"a": ONE, "b": TWO, "c": THREE}).lines == [
+        f"{done} of 3 bundles are unpacked" for done in (1, 2, 3)
+    ]
+
+
 def test_placing_again_finds_nothing_to_do(stocked: PodDirectory) -> None:
     stocked.place({"a": ONE})
     before = stocked.snapshot()
@@ -277,6 +291,25 @@ def test_a_blob_that_cannot_be_read_is_rotten(stocked: PodDirectory, monkeypatch
     assert stocked.run("verify").lines[0] == (
         f"{ONE} is rotten: it cannot be read (Input/output error); needed by model a of stack prod"
     )
+
+
+def test_a_blob_that_a_refresh_found_altered_has_not_lost_a_file(stocked: PodDirectory) -> None:
+    stocked.place({"a": ONE})
+    stocked.staged(ONE, ".altered").touch()
+    (stocked.blob(ONE) / WEIGHTS).chmod(0o644)
+    (stocked.blob(ONE) / WEIGHTS).write_bytes(b"x")
+    assert stocked.run("verify").lines[0] == (
+        f"{ONE} is rotten: its bytes have the digest {digest_of(bundle(b'x'))}; needed by model a of stack prod"
+    )
+
+
+def test_a_blob_that_is_collected_while_verify_runs_is_none(
+    stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stocked.place({"a": ONE})
+    gone = digest_of(b"gone").removeprefix("sha256:")
+    monkeypatch.setattr(podctl.Store, "blobs", lambda _: [ONE.removeprefix("sha256:"), gone])
+    assert stocked.run("verify") == (0, {"ok": [ONE], "rotten": [], "strays": []}, [])
 
 
 def test_gc_leaves_what_a_process_was_started_with(stocked: PodDirectory) -> None:

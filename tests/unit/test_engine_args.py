@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from components.core.engine_args import Json, gpus_needed, parsed_arguments
+from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.errors import UserError
+from components.core.naming import blob_path
+from components.core.slot_budget import changing
+from components.core.vllm_flags import NEWEST, OLDEST, flags_of
+from components.core.vllm_rules import OWNED_FLAGS
+
+NOW = "0.33.0"
+
+
+def plan(args: Mapping[str, Json], instance_type: str | None = None) -> EnginePlan:
+    options = EngineOptions(port=8000, vllm=NOW, args=args, instance_type=instance_type)
+    return plan_engine("base", "/bin/python", [PlannedAdapter("m", "sha256:" + "a" * 64, 8)], [], options, blob_path)
+
+
+def faults(args: Mapping[str, Json], version: str | None = NOW) -> tuple[str, ...]:
+    with pytest.raises(UserError) as raised:
+        parsed_arguments(args, version)
+    return raised.value.sentences
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("max-num-seq", "engine.args.max-num-seq: vLLM 0.33.0 has no flag max-num-seq; did you mean max-num-seqs?"),
+        ("maxNumSequences", "engine.args.maxNumSequences: vLLM 0.33.0 has no flag max-num-sequences; did you mean {}?"),
+        ("tp", "engine.args.tp: vLLM 0.33.0 has no flag tp; did you mean tensor-parallel-size?"),
+        ("kv_cache_dt", "engine.args.kv_cache_dt: vLLM 0.33.0 has no flag kv-cache-dt; did you mean kv-cache-dtype?"),
+        ("swapSpace", "engine.args.swapSpace: vLLM 0.33.0 has no flag swap-space"),
+        ("no-max-num-seqs", "engine.args.no-max-num-seqs: vLLM 0.33.0 has no --no- form of max-num-seqs"),
+    ],
+)
+def test_a_flag_that_vllm_does_not_have(key: str, sentence: str) -> None:
+    assert faults({key: 1}) == (sentence.format("max-num-seqs"),)
+
+
+def test_a_flag_that_came_later() -> None:
+    assert parsed_arguments({"disableLogRequests": True}, "0.33.0") == ({"disable-log-requests": True}, [])
+    assert faults({"disableLogRequests": True}, "0.32.0") == (
+        "engine.args.disableLogRequests: vLLM 0.32.0 has no flag disable-log-requests; did you mean "
+        "enable-log-requests, with the other value?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "near"), [(None, "0.33"), ("main", "0.33"), ("0.34.1", "0.33"), ("0.33.1", "0.33"), ("0.10.2", "0.32")]
+)
+def test_what_the_flags_of_an_unknown_vllm_may_be_is_only_told(version: str | None, near: str) -> None:
+    assert parsed_arguments({"maxNumSeq": 4, "seed": "x", "enforceEager": True}, version) == (
+        {"enforce-eager": True, "max-num-seq": 4, "seed": "x"},
+        [
+            f"args.maxNumSeq: vLLM {near}, the nearest whose flags are known here, has no flag max-num-seq; did you "
+            "mean max-num-seqs?",
+            f"args.seed must be a whole number, if it is what it is in vLLM {near}",
+        ],
+    )
+
+
+def test_a_flag_that_will_go_is_told() -> None:
+    for key in ("disableCascadeAttn", "no-disable-cascade-attn"):
+        assert plan({key: True}).warnings == (f"args.{key} is deprecated: a later vLLM will not know it",)
+
+
+def test_all_faults_are_told_together() -> None:
+    args: dict[str, Json] = {"maxNumSeq": 4, "maxLoras": 2, "seed": "x", "chatTemplate": "{{ x }}", "--x": 1}
+    assert faults(args) == (
+        "engine.args.maxLoras cannot be set here: it is computed from the models; set engine.maxLoras to choose it",
+        "engine.args.--x: write the flag without its dashes in front",
+        "engine.args.maxNumSeq: vLLM 0.33.0 has no flag max-num-seq; did you mean max-num-seqs?",
+        "engine.args.seed must be a whole number",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        (
+            "deviceMemoryUtilization",
+            "engine.args.deviceMemoryUtilization cannot be set here: set "
+            "engine.gpuMemoryUtilization beside engine.args",
+        ),
+        ("disableLora", "engine.args.disableLora cannot be set here: it is set when a model has an adapter"),
+        (
+            "disable-ssl-refresh",
+            "engine.args.disable-ssl-refresh cannot be set here: the engine is proven ready over plain HTTP on its own "
+            "port; put TLS in front of it",
+        ),
+    ],
+)
+def test_other_names_of_flags_that_are_ours(key: str, sentence: str) -> None:
+    assert faults({key: 1}) == (sentence,)
+
+
+def test_no_flag_takes_a_secret_but_those_that_are_ours() -> None:
+    words = ("key", "-token", "password", "secret")
+    for version in (OLDEST, NEWEST):
+        assert {name for name in flags_of(version) if name.endswith(words)} == {"api-key", "hf-token"}
+
+
+# --- values ---
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ({"enforceEager": "yes"}, "enforceEager must be true or false"),
+        ({"enforceEager": 1}, "enforceEager must be true or false"),
+        ({"no-enforce-eager": False}, "no-enforce-eager takes no value: write true, or the flag itself with false"),
+        ({"disableLogStats": False}, "disableLogStats can only be given or not: write true, or leave it out"),
+        ({"maxNumSeqs": True}, "maxNumSeqs needs a value: a whole number"),
+        ({"maxNumSeqs": False}, "maxNumSeqs needs a value: a whole number"),
+        ({"maxNumSeqs": "many"}, "maxNumSeqs must be a whole number"),
+        ({"maxNumSeqs": 1.5}, "maxNumSeqs must be a whole number"),
+        ({"maxNumSeqs": [1]}, "maxNumSeqs takes no list: it must be a whole number"),
+        ({"maxNumSeqs": {"a": 1}}, "maxNumSeqs takes no mapping: it must be a whole number"),
+        ({"cpuOffloadGb": "4 GB"}, "cpuOffloadGb must be a number"),
+        ({"maxNumBatchedTokens": "8 k"}, "maxNumBatchedTokens must be a whole number, which may end in k, m, g or t"),
+        ({"loraDtype": "fp8"}, "loraDtype must be one of auto, bfloat16, float16"),
+        ({"compilationConfig": "{"}, "compilationConfig must be a mapping or a list"),
+        ({"cudagraphCaptureSizes": [1, "x"]}, "cudagraphCaptureSizes must hold nothing but a whole number"),
+        ({"tokenizer": {"a": 1}}, "tokenizer takes no mapping: it must be a text"),
+    ],
+)
+def test_a_value_of_another_kind(args: Mapping[str, Json], sentence: str) -> None:
+    assert faults(args) == (f"engine.args.{sentence}",)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"maxNumSeqs": "16"}, ["--max-num-seqs", "16"]),
+        ({"maxNumBatchedTokens": "8k"}, ["--max-num-batched-tokens", "8k"]),
+        ({"maxLogLen": "None"}, ["--max-log-len", "None"]),
+        ({"compilationConfig": '{"mode": 3}'}, ["--compilation-config", '{"mode": 3}']),
+        ({"customHistogramBuckets": [1, 2]}, ["--custom-histogram-buckets", "[1,2]"]),
+        ({"hfOverrides": {"a": 1}}, ["--hf-overrides", '{"a":1}']),
+        ({"loraTargetModules": "q_proj"}, ["--lora-target-modules", "q_proj"]),
+        ({"moeBackend": "deep-gemm"}, ["--moe-backend", "deep-gemm"]),
+        ({"tensorParallelSize": 2}, ["--tensor-parallel-size", "2"]),
+    ],
+)
+def test_values_in_other_words(args: dict[str, Json], words: list[str]) -> None:
+    argv = list(plan(args).argv)
+    start = argv.index(words[0])
+    assert argv[start : start + len(words)] == words
+
+
+# --- memory ---
+
+
+def test_flags_that_make_the_sum_of_the_memory_unknown() -> None:
+    """And those that do not: a new flag of vLLM is put on one side or the other by whoever adds it to the table."""
+    named = {name for name in flags_of(NEWEST) if name not in OWNED_FLAGS}
+    assert {name for name in named if changing(name)} >= {
+        "pipeline-parallel-size",
+        "cpu-offload-gb",
+        "kv-cache-memory-bytes",
+        "num-gpu-blocks-override",
+        "speculative-config",
+        "quantization-config",
+        "load-format",
+        "enable-expert-parallel",
+        "hf-overrides",
+        "max-lora-cls-labels",
+    }
+    assert not {
+        name
+        for name in named
+        if changing(name)
+        and name in {"max-num-seqs", "enforce-eager", "quantization", "kv-cache-dtype", "tensor-parallel-size"}
+    }
+
+
+# --- GPUs ---
+
+
+@pytest.mark.parametrize(
+    ("args", "count"),
+    [
+        ({}, 1),
+        ({"tensorParallelSize": 4.0}, 4),
+        ({"tensor_parallel_size": "2", "pipeline-parallel-size": 2, "dataParallelSize": 2}, 8),
+        ({"tensorParallelSize": "all"}, None),
+        ({"tensorParallelSize": 4, "nnodes": 2}, None),
+        ({"tensorParallelSize": 4, "distributedExecutorBackend": "ray"}, None),
+        ({"dataParallelSize": 4, "dataParallelSizeLocal": 1}, None),
+    ],
+)
+def test_how_many_gpus_an_engine_takes(args: Mapping[str, Json], count: int | None) -> None:
+    assert gpus_needed(args) == count
+
+
+def test_more_gpus_than_an_instance_has() -> None:
+    with pytest.raises(UserError) as raised:
+        plan({"tensorParallelSize": 4}, "g6e.xlarge")
+    assert str(raised.value) == (
+        "engine.args: tensor-parallel-size 4 takes 4 GPUs, and the g6e.xlarge has 1 (L40S); lower it, or take a larger "
+        "ec2.instanceType"
+    )
+    with pytest.raises(
+        UserError, match=r"^engine\.args: tensor-parallel-size 4 × pipeline-parallel-size 2 takes 8 GPUs"
+    ):
+        plan({"tensorParallelSize": 4, "pipelineParallelSize": 2}, "g6e.12xlarge")
+
+
+def test_gpus_that_nobody_uses_are_told() -> None:
+    assert plan({"tensorParallelSize": 2}, "g6e.12xlarge").warnings == (
+        "the g6e.12xlarge has 4 GPUs, of which the engine takes 2; args: {tensorParallelSize: 4} shares the base among "
+        "them all",
+    )
+    assert plan({"tensorParallelSize": 4}, "g6e.12xlarge").warnings == ()
+    assert plan({}, "g6e.xlarge").warnings == ()
+    assert plan({"tensorParallelSize": 8}, "g99.xlarge").warnings == ()
