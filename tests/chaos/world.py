@@ -419,11 +419,11 @@ def halves(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def left_behind(planned: Round, found: Mapping[str, Any]) -> Iterator[str]:
-    """What nothing needs any more. Half an upload that was given up is kept for a week."""
+    """What nothing needs any more. An upload that was given up, and what was promised to it, is kept for a week."""
     held = {digest_in(text) for text in found["refs"].values()}
     given_up = planned.gives_up or planned.change == "bad"
     for name in found["staging"]:
-        if name.split(".")[0] in held or not given_up:
+        if not given_up or (name.split(".")[0] in held and not name.endswith(".claim")):
             yield f"staging/{name}"
     yield from (f"staging/{name}, after a week" for name in found["stagingAfterAWeek"])
     kept = found["generations"]

@@ -160,7 +160,7 @@ def test_something_left_behind(found: dict[str, object], told: str) -> None:
 
 def test_half_an_upload_that_was_given_up_may_lie_there() -> None:
     planned = replace(schedule(1, 1)[0], gives_up=True)
-    assert list(left_behind(planned, {**WHOLE, "staging": ["b.tar.part"]})) == []
+    assert list(left_behind(planned, {**WHOLE, "staging": ["b.tar.part", f"{HEX}.x.claim"]})) == []
     assert list(left_behind(planned, {**WHOLE, "staging": [f"{HEX}.tar"]})) == [f"staging/{HEX}.tar"]
 
 

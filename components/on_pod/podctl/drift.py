@@ -10,8 +10,8 @@ from typing import Any, Dict, Iterator, Tuple
 
 from . import blobs, files, programs, proof, proxy, secret_files, tars, units
 from .documents import Document
-from .names import name_of, unit_name
-from .said import named
+from .names import engine_of, name_of, unit_name
+from .said import Refusal, named
 from .store import Store
 from .units import Generation
 
@@ -91,7 +91,33 @@ def drift(store: Store, engine: str, hashed: bool) -> Dict[str, str]:
     version = units.other_version(engine, last)
     if version:
         found["vLLM"] = version
-    found.update(units.rolled_back(last))
+    found.update(dict(units.rolled_back(last)) or reference_drift(store, engine, last))
+    return found
+
+
+def reference_drift(store: Store, engine: str, generation: Generation) -> Dict[str, str]:
+    """Where the references of an engine's models are not to what it serves.
+
+    An `up` that is killed before Pulumi noted a `place` that was done, and is given up, leaves them so: going back
+    is no difference for Pulumi.
+    """
+    stack = generation.document["stack"]
+    bases = [name for name in generation.document["ready"]["models"] if engine_of(stack, name) == engine]
+    served = {model: digest for model, digest in units.digests_of(generation.document).items() if digest}
+    try:
+        held = {ref.model: ref.digest for ref in store.refs() if ref.stack == stack and ref.base in bases}
+    except Refusal as refusal:
+        return {"references": str(refusal)}
+    if not bases:
+        return {}
+    found = {}
+    for model in sorted(set(served) | set(held)):
+        if model not in held:
+            found["reference of " + model] = "is gone"
+        elif model not in served:
+            found["reference of " + model] = "is to %s, which is not served" % held[model]
+        elif held[model] != served[model]:
+            found["reference of " + model] = "is to %s, and %s is served" % (held[model], served[model])
     return found
 
 

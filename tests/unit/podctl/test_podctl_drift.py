@@ -161,6 +161,39 @@ def test_several_are_told_one_by_one(engine: Engine, pod: PodDirectory, systemd:
     }
 
 
+OURS = podctl.engine_of("prod", "org/base")
+
+
+def test_references_that_are_not_to_what_is_served(engine: Engine, pod: PodDirectory) -> None:
+    """What a killed `up` placed, that nobody wants any more."""
+
+    def told() -> dict[str, str]:
+        found: dict[str, str] = pod.run("intact", "--engine", OURS).result["drift"]
+        return found
+
+    other = pod.stage(bundle(b"other"))
+    document = engine.document("m1", "m2", engine=OURS)
+    pod.place({"m1": engine.digest, "m2": engine.digest})
+    assert pod.run("activate", stdin=document).status == 0
+    assert told() == {}
+
+    pod.place({"m1": other, "m3": engine.digest})
+    assert told() == {
+        "reference of m1": f"is to {other}, and {engine.digest} is served",
+        "reference of m2": "is gone",
+        "reference of m3": f"is to {engine.digest}, which is not served",
+    }
+
+    pod.place({})
+    assert told() == {"reference of m1": "is gone", "reference of m2": "is gone"}
+
+    pod.place({"m1": engine.digest, "m2": engine.digest})
+    pod.place({"of-another": other}, stack="other")
+    assert told() == {}
+    (pod.root / "refs/prod/m1").write_text("{")
+    assert list(told()) == ["references"]
+
+
 def test_an_engine_that_is_not_there_or_was_never_proven(engine: Engine, pod: PodDirectory) -> None:
     assert drift(pod) == {"activation": "nothing of this engine is on the pod"}
     engine.activate("m1")
