@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod.podctl import files, programs
+from components.on_pod.podctl import files, names, programs
 from components.on_pod.podctl.store import Store
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
@@ -161,7 +161,7 @@ def test_several_are_told_one_by_one(engine: Engine, pod: PodDirectory, systemd:
     }
 
 
-OURS = podctl.engine_of("prod", "org/base")
+OURS = names.engine_of("prod", "org/base")
 
 
 def test_references_that_are_not_to_what_is_served(engine: Engine, pod: PodDirectory) -> None:
