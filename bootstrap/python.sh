@@ -58,7 +58,7 @@ venv_stamp() {
   local extra
   extra="$(chosen_extra)"
   set -- "$ROOT/requirements-dev.txt" ${extra:+"$ROOT/requirements-$extra.txt"} "$ROOT/pyproject.toml"
-  printf '%s %s %s%s\n' "$(hash_of "$@")" \
+  printf '%s %s %s%s, compiled\n' "$(hash_of "$@")" \
     "$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || echo none)" "$ROOT" \
     "${extra:+ with $extra}"
 }
@@ -91,6 +91,10 @@ make_venv() {
   # Afterwards, since a sync removes what the lock does not name. It needs no network: the backend is in the lock.
   logged venv-project "$UV" pip install --quiet --offline --python "$VENV/bin/python" \
     --no-deps --no-build-isolation --editable "$ROOT" || return 1
+  # Compiled now: where PYTHONDONTWRITEBYTECODE is set, as in many containers, each of pulumi's two processes would
+  # compile hundreds of modules at every preview.
+  logged venv-bytecode env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c \
+    'import components.deployment, components.described, components.ssh, pulumi.dynamic' || return 1
   # A choice that could not be made good is not remembered.
   printf '%s' "$(chosen_extra)" >"$VENV/.extra"
   venv_stamp >"$VENV/.lock-stamp"

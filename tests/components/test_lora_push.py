@@ -30,7 +30,8 @@ from components.store import BundleStore
 from tests.components.test_lora_lock import STACK_FILE as WITHOUT_STORE
 from tests.support.adapters import seeded_adapter
 from tests.support.large_adapters import large_adapters
-from tests.support.s3 import ENVIRONMENT, S3, s3_service
+from tests.support.machines import wait_for
+from tests.support.s3 import ENVIRONMENT, S3, Request, s3_service
 
 BUCKET = "lora-pods-tests"
 STORE = f"s3://{BUCKET}/team"
@@ -476,15 +477,18 @@ def test_ctrl_c_leaves_nothing_half_sent(
             yield chunk
             before, sent = sent, sent + len(chunk)
             if before < 40 * 2**20 <= sent:
+                wait_for(lambda: len(parts()) >= 4)
                 signal.pthread_kill(main_thread, signal.SIGINT)
             if sent >= 40 * 2**20:  # as slow as a line is
                 time.sleep(0.01)
 
+    def parts() -> list[Request]:
+        return [each for each in served.requests if "partNumber=" in each.query]
+
     monkeypatch.setattr(supply.Supply, "tail", interrupted)
     assert main(["push", "-s", "acme"]) == INTERRUPTED
     assert capsys.readouterr().err.endswith("interrupted; undoing what is half sent\n")
-    parts = [each for each in served.requests if "partNumber=" in each.query]
-    assert 4 <= len(parts) < 20
+    assert 4 <= len(parts()) < 20
     last = served.requests[-1]
     assert (last.method, "uploadId=" in last.query) == ("DELETE", True)
     assert list(served.objects()) == [key(facts(tmp_path, "v2").digest)]

@@ -66,7 +66,8 @@ class Checkout:
         return cls(
             root,
             {
-                **os.environ,
+                # Its copy of the program would be compiled at every run.
+                **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
                 "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
                 "PULUMI_BACKEND_URL": f"file://{backend}",
                 "PULUMI_CONFIG_PASSPHRASE": "tests",

@@ -29,7 +29,12 @@ INSTALL = (
 
 # Each fake writes down its name and arguments.
 RECORD = '#!/bin/sh\necho "${0##*/} $*" >>"$CALLS"\n'
-PYTHON = '#!/bin/sh\n[ "$1" = -c ] && echo 3.11.0 && exit\necho "python $*" >>"$CALLS"\nexit "${PYTHON_EXIT:-0}"\n'
+PYTHON = """#!/bin/sh
+[ "$1" = -c ] && echo 3.11.0 && exit
+echo "python $*" >>"$CALLS"
+[ "$3" != --images ] || echo "$BENCH_NEEDS"
+exit "${PYTHON_EXIT:-0}"
+"""
 # Hosts answer, but nothing can be downloaded.
 CURL_HEAD = RECORD + 'case "$*" in *--head*) ;; *) exit 6 ;; esac\n'
 LINTER = RECORD + 'exit "${LINT_EXIT:-0}"\n'
@@ -147,7 +152,8 @@ def test_help_lists_every_verb(machine: Machine) -> None:
     told = re.findall(r"^  ([a-z]+) ", machine.dev("help").stdout, re.MULTILINE)
     dispatched = re.findall(r"^    ([a-z]+)(?: \| [^)]*)?\) ", (ROOT / "dev").read_text(encoding="utf-8"), re.MULTILINE)
     assert told == dispatched
-    assert {"setup", "demo", "down", "test", "chaos", "lint", "lock", "pulumi", "image", "env", "help"} == set(told)
+    verbs = {"setup", "demo", "down", "test", "chaos", "lint", "bench", "lock", "pulumi", "image", "env", "help"}
+    assert verbs == set(told)
 
 
 def test_an_unknown_verb_is_refused(machine: Machine) -> None:
@@ -560,6 +566,18 @@ def test_demo_makes_tools_and_image_and_hands_over(machine: Machine) -> None:
     calls = machine.calls()
     assert "build.sh sandbox" in calls
     assert calls[-1] == "python -m bootstrap.demo up --keep"
+
+
+@pytest.mark.parametrize("needs", ["", "standin", "sandbox standin"])
+def test_bench_makes_the_images_that_its_programs_need(machine: Machine, needs: str) -> None:
+    result = machine.dev("bench", "digests", "--quick", BENCH_NEEDS=needs)
+    assert result.returncode == 0, result.stderr
+    calls = machine.calls()
+    assert [call for call in calls if call.startswith("build.sh")] == ([f"build.sh {needs}"] if needs else [])
+    assert [call for call in calls if call.startswith("python -m bench")] == [
+        "python -m bench --images digests --quick",
+        "python -m bench digests --quick",
+    ]
 
 
 def test_the_container_engine_is_told_once(machine: Machine) -> None:
