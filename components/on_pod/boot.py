@@ -1,4 +1,4 @@
-"""The lines that run podctl on a pod that does not have it yet, or has another one."""
+"""podctl as one text, and the lines that run it on a pod that does not have it yet, or has another one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,43 @@ import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+
+MODULES = (
+    "said", "names", "documents", "waiting", "files", "tars", "store", "programs", "units", "secret_files", "blobs",
+    "receiving", "fetching", "proof", "probe", "proxy", "activation", "drift", "status", "preparing", "leaving",
+    "command_line",
+)  # fmt: skip
+"""podctl's modules, in the order of its text: each uses only those before it."""
+
+FIRST = r'''
+# Below, each in a call of `module`, are the modules of podctl, as they are in its repository.
+
+import importlib.machinery
+import sys
+import types
+
+
+def added(name, is_package):
+    made = sys.modules[name] = types.ModuleType(name)
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
+    return made
+
+
+def module(name, line, source):
+    """Runs the text of a module. It begins at a `line` of this one, which is what a traceback tells."""
+    made = added("podctl." + name, False)
+    exec(compile("\n" * (line - 1) + source, module.__code__.co_filename, "exec", dont_inherit=True), made.__dict__)
+    setattr(PODCTL, name, made)
+
+
+PODCTL = added("podctl", True)
+'''
+
+LAST = """
+from podctl.command_line import main
+
+sys.exit(main(sys.argv[1:], sys.stdin.buffer, globals().get("DOCUMENT")))
+"""
 
 BOOT = (
     "command -v python3 >/dev/null||{ echo 'python3 is not on this pod: install 3.8 or newer'>&2;exit 1;};"
@@ -19,7 +56,17 @@ stdin, with that document. For another user than root: `sudo -n sh -c` and this 
 
 @cache
 def podctl_source() -> str:
-    return (Path(__file__).parent / "podctl.py").read_text(encoding="utf-8")
+    """One program that needs nothing beside it: a file, the standard input of Python, or what BOOT is given.
+
+    Its modules are in it as they are, for whoever has to read it on a pod.
+    """
+    package = Path(__file__).parent / "podctl"
+    text = "#!/usr/bin/env python3\n" + (package / "__init__.py").read_text(encoding="utf-8") + FIRST
+    for name in MODULES:
+        source = (package / f"{name}.py").read_text(encoding="utf-8")
+        line = text.count("\n") + 3
+        text += f"\n\nmodule(\"{name}\", {line}, r'''\n{source}''')\n"
+    return text + LAST
 
 
 def shell(user: str, words: Sequence[str]) -> str:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from components import remote
 from components.core import naming
 from components.core.errors import UserError
-from components.on_pod import podctl
 from components.on_pod.boot import BOOT, piped_line
+from components.on_pod.podctl import command_line, names
 from components.settings import SettingsError
 from tests.components.graph import register
 from tests.components.test_settings import ENGINE, HOST, PRIVATE_KEY, Config
@@ -93,7 +93,7 @@ def test_what_a_stack_file_says_arrives_as_it_was(base: str, value: str, path: s
         assert arrives(told["prepare"]["create"], shell) == ["sudo", "-n", "sh", "-c", BOOT]
     undone = arrives(told["place"]["delete"], shell)
     assert undone[: len(before)] == before
-    parsed = podctl.parse(undone[len(before) :])
+    parsed = command_line.parse(undone[len(before) :])
     assert (parsed.verb, parsed.stack, parsed.base) == ("unplace", "acme", base)
 
     document = json.loads(told["activate"]["stdin"])
@@ -103,7 +103,7 @@ def test_what_a_stack_file_says_arrives_as_it_was(base: str, value: str, path: s
         assert arrives(told[name]["delete"], shell) == [*before, verb, "--engine", key]
     assert arrives(told["prepare"]["delete"], shell) == [*before, "remove"]
     assert arrives(remote.leave_line(user, key), shell) == [*before[:-1], "-", "leave", "--engine", key]
-    assert podctl.name_of(document["engine"], "engine") == key
+    assert names.name_of(document["engine"], "engine") == key
     unit = systemd.settings(document["unit"]["text"])
     (argv,) = [systemd.command(text) for name, text in unit if name == "ExecStart"]
     assert argv[0] == python
@@ -116,7 +116,7 @@ def test_what_a_stack_file_says_arrives_as_it_was(base: str, value: str, path: s
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(AWKWARD, max_size=3), user=st.sampled_from(["root", "ops"]))
 def test_every_verb_gets_its_words(words: list[str], user: str, shell: Path) -> None:
-    verbs = [*podctl.DOCUMENT_VERBS, *podctl.OPTION_VERBS]
+    verbs = [*command_line.DOCUMENT_VERBS, *command_line.OPTION_VERBS]
     assert {"activate", "fetch", "intact", "missing", "receive-all", "rollback", "status", "verify"} <= set(verbs)
     lines = [make(user, verb, words) for verb in verbs for make in (remote.podctl_line, piped_line)]
     before = ["sudo", "-n", "python3"] if user == "ops" else ["python3"]

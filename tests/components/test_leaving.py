@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import asyncssh
@@ -18,7 +17,8 @@ from components import ssh
 from components.core.errors import UserError
 from components.core.naming import engine_key
 from components.core.ssh_key import shown_key
-from components.on_pod import podctl
+from components.on_pod.boot import podctl_source
+from components.on_pod.podctl import names
 from components.pods import reach
 from components.pods.reach import ReachedPodProvider
 from components.remote import leave_line
@@ -86,7 +86,7 @@ def test_a_pod_is_sent_podctl_to_leave_it(leaving: Leaving, capfd: pytest.Captur
     with pod(answer) as props:
         leaving.delete("id", props)
         at = f"root@127.0.0.1:{int(props['connection']['port'])}"
-    assert asked == [(leave_line("root", ENGINE), Path(podctl.__file__).read_bytes())]
+    assert asked == [(leave_line("root", ENGINE), podctl_source().encode())]
     assert capfd.readouterr().out == f"{at} stays as it is, for others still use it: model a of stack other\n"
 
 
@@ -168,4 +168,4 @@ def test_podctl_calls_engines_as_the_program_does() -> None:
         ("x", "é" * 200),
         ("y", "--"),
     ):
-        assert podctl.engine_of(stack, base) == engine_key(stack, base)
+        assert names.engine_of(stack, base) == engine_key(stack, base)

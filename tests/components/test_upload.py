@@ -20,11 +20,10 @@ from components.core import meter
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.core.sizes import shown_size
+from components.on_pod.boot import podctl_source
 from tests.components.test_settings import ENGINE, Config
 from tests.components.test_ssh import CLIENT, SERVER, public, text
 from tests.support.adapters import seeded_adapter
-
-PODCTL = Path(__file__).resolve().parents[2] / "components" / "on_pod" / "podctl.py"
 
 
 class Pod:
@@ -32,6 +31,8 @@ class Pod:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.podctl = root.with_name("podctl.py")
+        self.podctl.write_text(podctl_source(), encoding="utf-8")
         self.calls: list[tuple[str, int]] = []
         self.cut_after: int | None = None
 
@@ -40,7 +41,7 @@ class Pod:
         cut = verb == "receive-all" and self.cut_after
         sent = await (process.stdin.readexactly(cut) if cut else process.stdin.read())
         self.calls.append((verb, len(sent)))
-        words = [sys.executable, str(PODCTL), "--root", str(self.root), verb]
+        words = [sys.executable, str(self.podctl), "--root", str(self.root), verb]
         # In a thread: a client that hangs up ends this coroutine, and a process of the loop's would outlive the loop.
         podctl = await asyncio.to_thread(subprocess.run, words, input=sent, capture_output=True, check=False)
         process.stdout.write(podctl.stdout)

@@ -18,7 +18,7 @@ import pytest
 from bootstrap.demo.prepare import ADAPTERS, BASE, MODEL, prepare
 from components.core.engine_plan import EngineOptions, PlannedAdapter, plan_engine
 from components.core.naming import blob_path, engine_key, unit_name
-from components.on_pod import podctl
+from components.on_pod.boot import podctl_source
 from components.render import render_unit
 from tests.support.machines import MOST_EXPOSED, Machine, call, container_engine
 from tests.unit.podctl.pods import bundle, digest_of
@@ -42,7 +42,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine.start(tmp_path, "nobody", SANDBOX_IMAGE)
     machine.run("mkdir", "-p", "/models")
     call("cp", str(MODEL), f"{machine.name}:{BASE}")
-    machine.run("tee", "/root/podctl.py", stdin=Path(podctl.__file__).read_text())
+    machine.run("tee", "/root/podctl.py", stdin=podctl_source())
     yield machine
     machine.remove()
 

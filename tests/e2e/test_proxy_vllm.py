@@ -16,7 +16,7 @@ import pytest
 from bootstrap.demo.prepare import BASE, MODEL, prepare
 from components.core.engine_plan import EngineOptions, EnginePlan, plan_engine
 from components.core.naming import blob_path, engine_key, proxy_unit_name, unit_name
-from components.on_pod import podctl
+from components.on_pod.boot import podctl_source
 from components.render import NGINX, OPENAI_ROUTES, render_proxy, render_unit
 from tests.e2e.test_probe_vllm import SANDBOX_IMAGE, run_podctl
 from tests.support.machines import MOST_EXPOSED, Machine, call
@@ -67,7 +67,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine = Machine.start(tmp_path_factory.mktemp("machine"), "nobody", SANDBOX_IMAGE)
     machine.run("mkdir", "-p", "/models")
     call("cp", str(MODEL), f"{machine.name}:{BASE}")
-    machine.run("tee", "/root/podctl.py", stdin=Path(podctl.__file__).read_text())
+    machine.run("tee", "/root/podctl.py", stdin=podctl_source())
     yield machine
     machine.remove()
 
@@ -115,7 +115,7 @@ def plan(machine: Machine) -> EnginePlan:
     variables = "".join(f"Environment={name}={value}\n" for name, value in EVERYTHING_ON.items())
     machine.run("mkdir", "-p", f"/etc/systemd/system/{UNIT}.d")
     machine.run("tee", f"/etc/systemd/system/{UNIT}.d/open.conf", stdin=f"[Service]\n{variables}")
-    program = Path(podctl.__file__).read_text()
+    program = podctl_source()
     needs = {"gpu": False, "proxy": True, "diskGiB": 1, "shmMiB": 160, "python": "/opt/vllm/bin/python", "base": BASE}
     sha256 = hashlib.sha256(program.encode()).hexdigest()
     for verb, document in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.on_pod import podctl
+from components.on_pod.podctl import names
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle
 
 ENGINE, UNIT = "prod-base-1", "lora-pods-prod-base-1.service"
@@ -26,7 +26,7 @@ class Engine:
         wanted: dict[str, str | None] = dict.fromkeys(models or ("m1",), self.root)
         wanted["org/base"] = None
         does = {"serve": {**wanted, "org/base": "org/base"}, "port": self.port, **behaviour}
-        unit = podctl.unit_name(engine)
+        unit = names.unit_name(engine)
         return {
             "stack": "prod", "engine": engine, "identity": "pod-1", "port": self.port, "secretsRevision": revision,
             "unit": {"name": unit, "text": f"# fake: {json.dumps(does)}\n[Service]\nExecStart=vllm {self.root}\n"},

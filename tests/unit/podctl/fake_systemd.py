@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from components.on_pod.podctl import Ran
+from components.on_pod.podctl.programs import Ran
 
 PYTHON = "/opt/fake/bin/python"
 

@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.on_pod import podctl
+from components.on_pod.podctl import command_line, files, names, programs, tars
+from components.on_pod.podctl.programs import Ran
 from tests.unit.podctl.pods import Answer, PodDirectory
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -52,11 +53,11 @@ def run(
     *argv: str,
     stdin: bytes | Mapping[str, Any] = b"",
     kill_at: int | None = None,
-    programs: Callable[..., podctl.Ran] | None = None,
+    others: Callable[..., Ran] | None = None,
 ) -> Ended:
     """Runs podctl in a child that is killed as by `kill -9` before its step `kill_at`, counted from 0.
 
-    `programs` stands in for the programs that it starts, in this process.
+    `others` stands in for the programs that it starts, in this process.
     """
     here, there = Pipe()
     sys.stdout.flush()
@@ -81,7 +82,7 @@ def run(
         if kind == "step":
             steps.append(Step(*value))
         elif kind == "run":
-            here.send(programs(*value) if programs else podctl.Ran(127, "", f"{value[0]}: not in this test"))
+            here.send(others(*value) if others else Ran(127, "", f"{value[0]}: not in this test"))
         else:
             answer = Answer(*value)
     _, status = os.waitpid(child, 0)
@@ -106,17 +107,17 @@ def _live(pod: PodDirectory, argv: tuple[str, ...], stdin: bytes, kill_at: int |
             step("read")
             return super().readinto(memoryview(buffer)[:PIECE])
 
-    def programs(*argv: str, **_: object) -> podctl.Ran:
+    def told(*argv: str, **_: object) -> Ran:
         step("before " + " ".join(argv))
         parent.send(("run", argv))
-        ran: podctl.Ran = parent.recv()
+        ran: Ran = parent.recv()
         return ran
 
     _watch(str(pod.root.parent), step)
-    podctl.run = programs
+    programs.run = told
     sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
     where = ["--root", str(pod.root), "--units-dir", str(pod.units)]
-    status = podctl.main([*where, *argv], Stream(stdin))
+    status = command_line.main([*where, *argv], Stream(stdin))
     step("answer")
     out, said = sys.stdout.getvalue(), sys.stderr.getvalue()
     parent.send(("end", (status, json.loads(out) if out else {}, said.splitlines())))
@@ -309,7 +310,7 @@ def write_tree(top: Path, tree: Mapping[str, bytes | None]) -> None:
 def clear(top: Path) -> None:
     for path in sorted(top.iterdir()):
         if path.is_dir():
-            podctl.remove_tree(str(path))
+            files.remove_tree(str(path))
         else:
             path.unlink()
 
@@ -323,13 +324,13 @@ def wrong(pod: PodDirectory, modes: bool = True) -> list[str]:
     blobs = set()
     for path in sorted(pod.root.glob("blobs/sha256/*")):
         blobs.add(path.name)
-        if not all((path / name).is_file() for name in podctl.MEMBERS) or podctl.hash_blob(str(path)) != path.name:
+        if not all((path / name).is_file() for name in tars.MEMBERS) or tars.hash_blob(str(path)) != path.name:
             found.append(f"a half blob: {path.name[:8]}")
         elif modes and path.stat().st_mode & 0o555 != 0o555:
             found.append(f"a blob that no engine may read: {path.name[:8]}")
 
     def named_in(text: str, where: str) -> None:
-        absent = set(podctl.BLOB_PATH.findall(text)) - blobs
+        absent = set(names.BLOB_PATH.findall(text)) - blobs
         found.extend(f"{where} names a blob that is not there: {name[:8]}" for name in sorted(absent))
 
     for path in sorted(pod.root.glob("refs/[!.]*/[!.]*")):

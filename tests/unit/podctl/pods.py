@@ -8,12 +8,14 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.on_pod import podctl
+from components.on_pod.boot import podctl_source
+from components.on_pod.podctl import command_line, tars
 
-CONFIG, WEIGHTS = podctl.MEMBERS
+CONFIG, WEIGHTS = tars.MEMBERS
 
 
 class Answer(NamedTuple):
@@ -34,10 +36,17 @@ class PodDirectory:
     def run(self, verb: str, *arguments: str, stdin: bytes | Mapping[str, Any] = b"") -> Answer:
         data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
         argv = ["--root", str(self.root), "--units-dir", str(self.units), verb, *arguments]
-        status = podctl.main(argv, io.BytesIO(data))
+        status = command_line.main(argv, io.BytesIO(data))
         out, err = self._output()
         assert out.count("\n") == (1 if status == 0 else 0), out
         return Answer(status, json.loads(out) if out else {}, err.splitlines())
+
+    @cached_property
+    def program(self) -> Path:
+        """podctl as it comes to a pod, in a file."""
+        path = self.root.parent / "podctl.py"
+        path.write_text(podctl_source(), encoding="utf-8")
+        return path
 
     def stage(self, tar: bytes) -> str:
         """Puts a tar where `receive` would, whatever it is, and returns its digest."""

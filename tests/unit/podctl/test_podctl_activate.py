@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import files, names, programs, proof, units, waiting
+from components.on_pod.podctl.programs import Ran
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
 from tests.unit.podctl.pods import PodDirectory, bundle, digest_of, mode
@@ -24,8 +25,8 @@ TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]
 
 
 @pytest.fixture
-def real_run() -> Callable[..., podctl.Ran]:
-    return podctl.run  # without the fixtures that replace it
+def real_run() -> Callable[..., Ran]:
+    return programs.run  # without the fixtures that replace it
 
 
 def activated(n: int, restarted: bool) -> dict[str, object]:
@@ -373,7 +374,7 @@ def test_a_run_killed_before_the_proof_is_made_good_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(podctl, "await_ready", killed)
+        patch.setattr(proof, "await_ready", killed)
         with pytest.raises(KeyboardInterrupt):
             engine.activate("m1", "m2")
     assert generations(pod) == {1: True, 2: False}
@@ -396,7 +397,7 @@ def test_what_a_killed_run_started_is_never_gone_back_to(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(podctl, "await_ready", killed)
+        patch.setattr(proof, "await_ready", killed)
         with pytest.raises(KeyboardInterrupt):
             engine.activate("m1", "m2")
 
@@ -607,7 +608,7 @@ def test_a_document_that_makes_no_sense_is_refused(
 
 
 def test_progress_says_what_it_waits_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "SAY_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "SAY_SECONDS", 0.0)
 
     prefix = "(EngineCore pid=123) INFO 11-30 13:13:31 [weight_utils.py:123] "
     answer = engine.activate(polls=2, says=[prefix + "Loading weights " + "x" * 300])
@@ -621,15 +622,15 @@ def test_progress_says_what_it_waits_for(engine: Engine, monkeypatch: pytest.Mon
 
 def test_a_long_start_fills_no_log() -> None:
     """Where nobody watches a terminal, each line is kept: of an hour of waiting there are 69."""
-    said = [podctl.SAY_SECONDS]
+    said = [waiting.SAY_SECONDS]
     while said[-1] < 3600:
-        said.append(said[-1] + podctl.pause_of(said[-1]))
+        said.append(said[-1] + waiting.pause_of(said[-1]))
     assert said[:6] == [10, 20, 30, 40, 50, 62.5]
     assert len(said) == 69
 
 
 def test_no_secret_comes_out_of_a_failure(engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "SAY_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "SAY_SECONDS", 0.0)
     awkward = "canary\"q\\uote'é"
     set_secrets(pod, HF_TOKEN="hf_older_canary")
     engine.activate()
@@ -683,7 +684,7 @@ def test_an_engine_that_pulumi_does_not_know_goes_with_its_secrets(
 
     with monkeypatch.context() as patch:
         if killed_at == "loading":
-            patch.setattr(podctl, "await_ready", killed)
+            patch.setattr(proof, "await_ready", killed)
             with pytest.raises(KeyboardInterrupt):
                 engine.activate()
         else:
@@ -784,11 +785,11 @@ def test_systemd_alone_decides_how_long_a_stop_takes(
     """TimeoutStopSec= is as long as the stack file's shutdown timeout, up to a day."""
     limits = {}
 
-    def run(*argv: str, seconds: float | None = 300.0) -> podctl.Ran:
+    def run(*argv: str, seconds: float | None = 300.0) -> Ran:
         limits[" ".join(argv[2:])] = seconds
         return systemd.run(*argv)
 
-    monkeypatch.setattr(podctl, "run", run)
+    monkeypatch.setattr(programs, "run", run)
     engine.activate(engine=OTHER)
     engine.fails(die=[])
     pod.run("deactivate", "--engine", ENGINE)
@@ -803,27 +804,27 @@ def test_systemd_alone_decides_how_long_a_stop_takes(
     }
 
 
-def test_a_program_without_a_limit_runs_to_its_end(real_run: Callable[..., podctl.Ran]) -> None:
-    assert real_run("sh", "-c", "echo done", seconds=None) == podctl.Ran(0, "done\n", "")
-    assert real_run("sleep", "5", seconds=0.01) == podctl.Ran(124, "", "sleep 5 did not end within 0 seconds")
+def test_a_program_without_a_limit_runs_to_its_end(real_run: Callable[..., Ran]) -> None:
+    assert real_run("sh", "-c", "echo done", seconds=None) == Ran(0, "done\n", "")
+    assert real_run("sleep", "5", seconds=0.01) == Ran(124, "", "sleep 5 did not end within 0 seconds")
 
 
 def test_an_activation_waits_longer_for_another_than_an_engine_may_load_and_be_probed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = {}
-    hold = podctl.hold
+    hold = files.hold
 
-    def held(path: str, purpose: str, seconds: float = podctl.LOCK_SECONDS) -> AbstractContextManager[None]:
+    def held(path: str, purpose: str, seconds: float = files.LOCK_SECONDS) -> AbstractContextManager[None]:
         waits[Path(path).name] = seconds
         return hold(path, purpose, seconds)
 
-    monkeypatch.setattr(podctl, "hold", held)
+    monkeypatch.setattr(files, "hold", held)
     document = engine.document()
     document["ready"]["timeoutSeconds"] = 3600
 
     assert engine.pod.run("activate", stdin=document).status == 0
-    assert waits == {f".lock-{ENGINE}": 11100, ".lock": podctl.LOCK_SECONDS}
+    assert waits == {f".lock-{ENGINE}": 11100, ".lock": files.LOCK_SECONDS}
 
 
 def test_deactivate_takes_everything_of_the_engine(engine: Engine, pod: PodDirectory, systemd: FakeSystemd) -> None:
@@ -874,7 +875,7 @@ def test_a_trial_that_nobody_waits_for_any_more_is_over(
     """Pulumi does not record an activation whose end it did not see: what it knows is what served before."""
     engine.activate("m1")
     good = (pod.units / UNIT).read_text()
-    monkeypatch.setattr(podctl, "deserted", lambda: True)
+    monkeypatch.setattr(waiting, "deserted", lambda: True)
 
     answer = engine.activate("m1", "m2")
 
@@ -892,8 +893,8 @@ def test_nor_is_one_kept_that_nobody_waits_for_once_it_is_proven(
     engine.activate("m1")
     good = (pod.units / UNIT).read_text()
     gone: list[str] = []
-    monkeypatch.setattr(podctl, "keep_version", lambda *_: gone.append("whoever wanted it"))
-    monkeypatch.setattr(podctl, "deserted", lambda: bool(gone))
+    monkeypatch.setattr(units, "keep_version", lambda *_: gone.append("whoever wanted it"))
+    monkeypatch.setattr(waiting, "deserted", lambda: bool(gone))
 
     answer = engine.activate("m1", "m2")
 
@@ -910,9 +911,9 @@ def test_sshd_that_closed_its_end_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     stderr = os.dup(2)
     try:
         os.dup2(ours.fileno(), 2)
-        assert not podctl.deserted()
+        assert not waiting.deserted()
         theirs.close()
-        assert podctl.deserted()
+        assert waiting.deserted()
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
@@ -920,7 +921,7 @@ def test_sshd_that_closed_its_end_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_leave_takes_an_engine_and_what_was_placed_for_it(pod: PodDirectory, systemd: FakeSystemd, port: int) -> None:
-    key = podctl.engine_of("prod", "org/base")
+    key = names.engine_of("prod", "org/base")
     engine = Engine(pod, port)
     pod.run("secrets", stdin={"engine": key, "secrets": {"VLLM_API_KEY": "k"}})
     assert pod.run("activate", stdin=engine.document(engine=key, key="k")).status == 0
@@ -933,8 +934,8 @@ def test_leave_takes_an_engine_and_what_was_placed_for_it(pod: PodDirectory, sys
     assert pod.blobs() == {digest_of(bundle(b"other"))}
     assert not (pod.root / "secrets").exists()
     assert list(pod.units.iterdir()) == []
-    assert systemd.units[podctl.unit_name(key)].active == "inactive"
+    assert systemd.units[names.unit_name(key)].active == "inactive"
 
-    assert pod.run("leave", "--engine", podctl.engine_of("prod-org", "org/base")).result["removed"] is True
+    assert pod.run("leave", "--engine", names.engine_of("prod-org", "org/base")).result["removed"] is True
     assert not pod.root.exists()
     assert pod.run("leave", "--engine", key) == (0, {"removed": True, "left": []}, [])

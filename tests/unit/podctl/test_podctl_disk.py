@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import programs, receiving, waiting
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_s3 import S3
 from tests.unit.podctl.fake_systemd import FakeSystemd
@@ -68,13 +68,13 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def pod(
     disk: Disk, pod: PodDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> PodDirectory:
-    monkeypatch.setattr(podctl, "SPARE_BYTES", 0)
+    monkeypatch.setattr(receiving, "SPARE_BYTES", 0)
     return PodDirectory(disk.path, lambda: capsys.readouterr()[:2])
 
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
     server = S3({DIGEST: BIG})
     yield server
     server.close()
@@ -117,7 +117,7 @@ def test_inodes_are_counted_too(pod: PodDirectory, disk: Disk) -> None:
 def test_a_disk_that_fills_up_meanwhile_is_given_back(
     pod: PodDirectory, disk: Disk, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(podctl, "check_room", lambda *_: 0)
+    monkeypatch.setattr(receiving, "check_room", lambda *_: 0)
     missing(pod)
     disk.fill(leave=MIB)
     before = disk.free
@@ -196,9 +196,9 @@ def test_drift_is_told_of_a_disk_that_takes_no_mark(
 def test_an_engine_serves_on(
     kind: str, pod: PodDirectory, disk: Disk, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
     systemd = FakeSystemd(pod.units)
-    monkeypatch.setattr(podctl, "run", systemd.run)
+    monkeypatch.setattr(programs, "run", systemd.run)
 
     def secrets(key: str) -> int:
         answer = pod.run("secrets", stdin={"engine": ENGINE, "secrets": {"VLLM_API_KEY": key}})

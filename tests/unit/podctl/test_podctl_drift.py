@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import files, names, programs
+from components.on_pod.podctl.store import Store
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
 from tests.unit.podctl.pods import CONFIG, WEIGHTS, PodDirectory, bundle
@@ -41,7 +42,7 @@ def overwrite(path: Path, data: bytes) -> None:
 def remove_blob(pod: PodDirectory, digest: str) -> None:
     for path in (pod.blob(digest), *pod.blob(digest).iterdir()):
         path.chmod(0o755)
-    podctl.remove_tree(str(pod.blob(digest)))
+    files.remove_tree(str(pod.blob(digest)))
 
 
 def blob_gone(engine: Engine, _systemd: FakeSystemd) -> None:
@@ -160,7 +161,7 @@ def test_several_are_told_one_by_one(engine: Engine, pod: PodDirectory, systemd:
     }
 
 
-OURS = podctl.engine_of("prod", "org/base")
+OURS = names.engine_of("prod", "org/base")
 
 
 def test_references_that_are_not_to_what_is_served(engine: Engine, pod: PodDirectory) -> None:
@@ -279,13 +280,13 @@ def test_a_gpu_that_hangs_hides_nothing_else(
 ) -> None:
     engine.activate("m1")
 
-    def hangs(*argv: str, seconds: float = 300.0) -> podctl.Ran:
+    def hangs(*argv: str, seconds: float = 300.0) -> programs.Ran:
         if argv[0] != "nvidia-smi":
             return systemd.run(*argv)
         assert seconds < 10, "lora status gives a pod 20 seconds"
-        return podctl.Ran(124, "", "it did not end")
+        return programs.Ran(124, "", "it did not end")
 
-    monkeypatch.setattr(podctl, "run", hangs)
+    monkeypatch.setattr(programs, "run", hangs)
     found = status(pod)
     assert found["gpus"] == [{"name": "nvidia-smi does not answer", "usedMiB": None, "totalMiB": None}]
     assert found["engines"][0]["models"] == ["m1", "org/base"]
@@ -293,7 +294,7 @@ def test_a_gpu_that_hangs_hides_nothing_else(
 
 def test_the_status_waits_for_no_lock(engine: Engine, pod: PodDirectory) -> None:
     engine.activate("m1")
-    store = podctl.Store(str(pod.root), str(pod.units))
+    store = Store(str(pod.root), str(pod.units))
     with store.lock("another"), store.lock_engine(ENGINE, "another"):
         assert status(pod)["engines"][0]["drift"] == {}
 

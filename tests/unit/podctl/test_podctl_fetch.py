@@ -24,7 +24,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from components.on_pod import podctl
+from components.on_pod.podctl import fetching, files, receiving, waiting
+from components.on_pod.podctl.fetching import Wanted
 from tests.unit.podctl.fake_s3 import QUERY, S3, SIGNATURE, Asked, Reply, error, named, ranged
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle, digest_of
 
@@ -34,7 +35,7 @@ SIZE = len(TAR)
 OTHER = bundle(b"other")
 OTHER_DIGEST = digest_of(OTHER)
 OBJECTS = {DIGEST: TAR, OTHER_DIGEST: OTHER}
-PAUSES = podctl.PAUSES
+PAUSES = waiting.PAUSES
 TRIES = len(PAUSES) + 1
 NAME = named(DIGEST)
 OTHER_NAME = named(OTHER_DIGEST)
@@ -63,8 +64,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return real(event, timeout)
 
     monkeypatch.setattr(threading.Event, "wait", wait)
-    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(podctl, "deserted", lambda: False)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "deserted", lambda: False)
     for name in ("http_proxy", "https_proxy", "no_proxy", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     return made
@@ -263,7 +264,7 @@ def test_a_line_that_is_cut_again_and_again_brings_it_as_long_as_each_try_brings
     pod: PodDirectory, s3: S3, waited: list[float]
 ) -> None:
     tar = bundle(b"w" * 12_000_000)
-    digest, step = digest_of(tar), podctl.PIECE
+    digest, step = digest_of(tar), files.PIECE
     s3.objects[digest] = tar
     starts = range(0, len(tar) - step, step)
     assert len(starts) > TRIES
@@ -333,7 +334,7 @@ def test_a_store_that_stays_busy_is_left_alone_in_the_end(pod: PodDirectory, s3:
 def test_a_store_that_goes_silent_counts_as_cut(
     then: str, pod: PodDirectory, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(podctl, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(fetching, "STALL_SECONDS", 1.0)
     s3.replies[DIGEST] = [Reply(body=TAR[:100_000], length=SIZE, then=then)]
 
     answer = fetch(pod, s3.bundle(DIGEST))
@@ -349,7 +350,7 @@ def test_a_store_that_goes_silent_counts_as_cut(
 def test_a_fetch_nobody_waits_for_ends_at_once_and_keeps_what_came(
     pod: PodDirectory, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(podctl, "deserted", lambda: s3.stalled.is_set() and (part(pod) or b"")[999:] != b"")
+    monkeypatch.setattr(waiting, "deserted", lambda: s3.stalled.is_set() and (part(pod) or b"")[999:] != b"")
     s3.replies[DIGEST] = [Reply(body=TAR[:1000], length=SIZE, then="stall")]
 
     answer = fetch(pod, s3.bundle(DIGEST))
@@ -361,8 +362,8 @@ def test_a_fetch_nobody_waits_for_ends_at_once_and_keeps_what_came(
 def test_no_pause_is_waited_out_for_nobody(
     pod: PodDirectory, s3: S3, monkeypatch: pytest.MonkeyPatch, waited: list[float]
 ) -> None:
-    monkeypatch.setattr(podctl, "PAUSES", (3600.0,))  # which the fixture lets be a real one
-    monkeypatch.setattr(podctl, "deserted", lambda: bool(s3.sent))
+    monkeypatch.setattr(waiting, "PAUSES", (3600.0,))  # which the fixture lets be a real one
+    monkeypatch.setattr(waiting, "deserted", lambda: bool(s3.sent))
     s3.replies[DIGEST] = [error("503 Slow Down", "SlowDown")]
 
     assert fetch(pod, s3.bundle(DIGEST)).lines[-1] == (
@@ -372,8 +373,8 @@ def test_no_pause_is_waited_out_for_nobody(
 
 def test_one_bundle_of_two_runs_comes_once(pod: PodDirectory, s3: S3) -> None:
     pod.stage(OTHER)  # makes the directory
-    argv = [sys.executable, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), "fetch"]
-    with podctl.hold(str(pod.staged(DIGEST, ".lock")), "receive"):
+    argv = [sys.executable, str(pod.program), "--root", str(pod.root), "--units-dir", str(pod.units), "fetch"]
+    with files.hold(str(pod.staged(DIGEST, ".lock")), "receive"):
         waiting = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert waiting.stdin is not None
         assert waiting.stderr is not None
@@ -533,7 +534,7 @@ def test_what_is_no_s3_is_asked_about(pod: PodDirectory, s3: S3) -> None:
 
 
 def test_an_endless_error_is_not_read_to_its_end(pod: PodDirectory, s3: S3) -> None:
-    body = b"<Code>AccessDenied</Code>" + b" " * podctl.SLOWEST
+    body = b"<Code>AccessDenied</Code>" + b" " * fetching.SLOWEST
     s3.replies[DIGEST] = [Reply("403 Forbidden", body=body, length=10**12, then="stall")]
 
     assert fetch(pod, s3.bundle(DIGEST)).lines[0].startswith(f"{NAME}: the store does not give it (403 AccessDenied)")
@@ -703,7 +704,7 @@ def test_silence_over_tls_is_ended_from_outside(
     pod: PodDirectory, https: S3, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.path))
-    monkeypatch.setattr(podctl, "deserted", lambda: https.stalled.is_set())
+    monkeypatch.setattr(waiting, "deserted", lambda: https.stalled.is_set())
     https.replies[DIGEST] = [Reply(body=TAR[:1000], length=SIZE, then="stall")]
 
     assert fetch(pod, https.bundle(DIGEST)) == refused(
@@ -782,13 +783,13 @@ def test_a_url_over_http_is_shown_to_no_proxy(pod: PodDirectory, s3: S3, monkeyp
 def test_a_full_disk_is_said_once_and_nothing_stays_on_it(
     pod: PodDirectory, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = podctl.pump
+    real = receiving.pump
 
     def filling(stream: Any, file: Any, digest: Any, limit: int) -> int:
         real(stream, file, digest, 1000)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(podctl, "pump", filling)
+    monkeypatch.setattr(receiving, "pump", filling)
 
     assert fetch(pod, s3.bundle(DIGEST), s3.bundle(OTHER_DIGEST)) == refused(
         f"the disk of {pod.root} is full: make room there, or use a larger disk, and {GO_ON}"
@@ -797,10 +798,10 @@ def test_a_full_disk_is_said_once_and_nothing_stays_on_it(
 
 
 def test_what_nobody_foresaw_shows_no_url(pod: PodDirectory, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(response: object, wanted: podctl.Wanted, offset: int) -> None:
+    def broken(response: object, wanted: Wanted, offset: int) -> None:
         raise RuntimeError(wanted.url.geturl())
 
-    monkeypatch.setattr(podctl, "check_answer", broken)
+    monkeypatch.setattr(fetching, "check_answer", broken)
 
     answer = fetch(pod, s3.bundle(DIGEST))
 

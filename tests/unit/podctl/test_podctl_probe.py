@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import probe, proof, waiting
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, free_port
 from tests.unit.podctl.pods import Answer, PodDirectory
@@ -195,7 +195,7 @@ def test_an_engine_that_has_no_completions_is_not_probed(engine: Engine, answer:
 def test_an_adapter_that_does_not_answer_is_an_error(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, answer: Any, said: str
 ) -> None:
-    monkeypatch.setattr(podctl, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3)
     found = activate(engine, {"m1": FAR, "m2": answer}, says=["INFO the journal"])
     assert found.status == 1
     sentence = found.lines.index(next(line for line in found.lines if f"{UNIT} is not kept: {said}" in line))
@@ -203,7 +203,7 @@ def test_an_adapter_that_does_not_answer_is_an_error(
 
 
 def test_others_are_not_asked_once_one_is_silent_or_many_fail(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3)
     lines = activate(engine, {"m1": "hangs", "m2": [500, ""]}).lines
     assert f"{UNIT} is not kept: m1 does not answer within 0 seconds; nothing" in lines[0]
     lines = activate(engine, {f"m{n:03}": [500, ""] for n in range(100)}).lines
@@ -251,7 +251,7 @@ def test_a_slow_answer_at_the_end_of_that_time_is_no_adapters_fault(
 ) -> None:
     wanted = document(engine, {"m1": FAR, "m2": FAR})
     wanted["ready"]["timeoutSeconds"] = 1
-    ask = podctl.request
+    ask = proof.request
 
     def slow(url: str, path: str, key: str | None, document: Any, seconds: float, attended: bool) -> tuple[int, bytes]:
         if document is None:
@@ -259,22 +259,22 @@ def test_a_slow_answer_at_the_end_of_that_time_is_no_adapters_fault(
         time.sleep(seconds)
         return 0, b""
 
-    monkeypatch.setattr(podctl, "request", slow)
+    monkeypatch.setattr(proof, "request", slow)
     lines = engine.pod.run("activate", stdin=wanted).lines
     assert "after 1 seconds some of its adapters were still not asked" in lines[0]
 
 
 def test_an_interrupted_run_stops_asking(engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "deserted", lambda: bool(asked(systemd)))
+    monkeypatch.setattr(waiting, "deserted", lambda: bool(asked(systemd)))
     lines = activate(engine, {"m1": FAR, "m2": FAR}).lines
     assert lines[0].startswith(f"{UNIT} is not kept: the run that wanted it was interrupted; nothing served before it")
 
 
 def test_many_adapters_are_told_of_now_and_then(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "SAY_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "SAY_SECONDS", 0.0)
     lines = activate(engine, {"m1": FAR, "m2": FAR}).lines
     assert f"comparing the adapters of {UNIT} with their base: 1 of 2" in lines
-    monkeypatch.setattr(podctl, "SAY_SECONDS", 60.0)
+    monkeypatch.setattr(waiting, "SAY_SECONDS", 60.0)
     many = activate(engine, {f"m{n}": FAR for n in range(100)})
     assert many.lines == ["100 adapters answer otherwise than their base", f"{UNIT} serves 101 models"]
 
@@ -365,15 +365,15 @@ def dripping() -> Iterator[str]:
 
 
 def test_an_answer_that_never_ends_is_none(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
     began = time.monotonic()
-    podctl.request(dripping, "/v1/completions", None, {}, 0.3, attended=True)
+    proof.request(dripping, "/v1/completions", None, {}, 0.3, attended=True)
     assert time.monotonic() - began < 10
 
 
 def test_nobody_waits_for_an_answer_that_nobody_wants(dripping: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(podctl, "deserted", lambda: True)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "deserted", lambda: True)
     began = time.monotonic()
-    podctl.request(dripping, "/v1/completions", None, {}, 100, attended=True)
+    proof.request(dripping, "/v1/completions", None, {}, 100, attended=True)
     assert time.monotonic() - began < 10

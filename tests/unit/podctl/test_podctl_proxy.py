@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import files, proof, proxy, secret_files
+from components.on_pod.podctl.store import Store
 from tests.support.certificates import self_signed
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, free_port
@@ -29,7 +30,7 @@ REMOVE_PROXY = [f"disable --now {PROXY}", f"reset-failed {PROXY}", "daemon-reloa
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "PROXY_SECONDS", 0.3)
+    monkeypatch.setattr(proxy, "PROXY_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_a_disk_that_fills_up_leaves_it_standing(
 ) -> None:
     """The engine and its proxy both change, and one of their files cannot be written."""
     public.activate()
-    real = podctl.write_file
+    real = files.write_file
     refused: list[str] = []
 
     def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
@@ -170,7 +171,7 @@ def test_a_disk_that_fills_up_leaves_it_standing(
             raise OSError(errno.ENOSPC, "No space left on device", path)
         real(path, data, mode)
 
-    monkeypatch.setattr(podctl, "write_file", write_file)
+    monkeypatch.setattr(files, "write_file", write_file)
     failed = public.activate("two", says=["another"])
     assert failed.lines[-1].startswith(f"the disk of {public.pod.root} is full: ")
     assert public.config == "one"
@@ -250,7 +251,7 @@ def test_a_private_key_is_roots_and_goes_when_nothing_names_it(public: Public, p
     path = pod.root / "secrets" / f"{ENGINE}.tls-{names[-1]}.key"
     assert (mode(path), mode(path.parent)) == ("0o600", "0o700")
     # Those of the generations that one can go back to.
-    assert podctl.tls_keys(podctl.Store(str(pod.root), str(pod.units)), ENGINE) == names[-3:]
+    assert secret_files.tls_keys(Store(str(pod.root), str(pod.units)), ENGINE) == names[-3:]
     pod.run("deactivate", "--engine", ENGINE)
     left = pod.run("remove").result["left"]
     assert left == ["model m1 of stack prod", f"engine {ENGINE}"]
@@ -294,6 +295,6 @@ def https(tmp_path: Path) -> Iterator[tuple[str, str]]:
 def test_the_key_is_told_to_who_shows_the_certificate_alone(https: tuple[str, str]) -> None:
     url, certificate = https
     other, _ = self_signed("pod")
-    assert podctl.request(url, "/", KEY, None, 5, False, certificate + other) == (200, b"Bearer sesame")
-    assert podctl.request(url, "/", KEY, None, 5, False, other) == (0, b"")
-    assert podctl.request(url.replace("https", "http"), "/", KEY, None, 5, False)[0] != 200
+    assert proof.request(url, "/", KEY, None, 5, False, certificate + other) == (200, b"Bearer sesame")
+    assert proof.request(url, "/", KEY, None, 5, False, other) == (0, b"")
+    assert proof.request(url.replace("https", "http"), "/", KEY, None, 5, False)[0] != 200

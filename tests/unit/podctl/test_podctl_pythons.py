@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from components.on_pod import podctl
 from tests.unit.podctl.fake_s3 import S3
 from tests.unit.podctl.pods import PodDirectory, bundle, digest_of
 
@@ -36,7 +35,7 @@ def test_a_bundle_goes_all_the_way(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def run(*arguments: str, stdin: bytes = b"", said: str = "") -> object:
-        argv = [python, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
+        argv = [python, str(pod.program), "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
         ran = subprocess.run(argv, input=stdin, capture_output=True)
         assert (ran.returncode, ran.stderr.decode()) == (0, said)
         return json.loads(ran.stdout)

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import files, names
+from components.on_pod.podctl.said import Refusal
+from components.on_pod.podctl.store import Store
 from tests.unit.podctl.pods import WEIGHTS, Answer, PodDirectory, bundle, digest_of
 
 TAR = bundle(b"w" * 3_000_000)
@@ -239,13 +241,13 @@ def test_nothing_missing_needs_no_disk(pod: PodDirectory, monkeypatch: pytest.Mo
 
 
 def podctl_process(pod: PodDirectory, *arguments: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, podctl.__file__, "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
+    argv = [sys.executable, str(pod.program), "--root", str(pod.root), "--units-dir", str(pod.units), *arguments]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_two_at_once_are_serialised(pod: PodDirectory) -> None:
     pod.stage(TAR)
-    with podctl.hold(str(pod.root / ".lock"), "place"):
+    with files.hold(str(pod.root / ".lock"), "place"):
         waiting = podctl_process(pod, "unpack", DIGEST, "--ref", "prod/m")
         assert waiting.stderr is not None
         said = waiting.stderr.readline().decode()
@@ -261,9 +263,9 @@ def test_waiting_for_ever_ends_with_a_sentence(tmp_path: Path) -> None:
     path = str(tmp_path / ".lock")
     Path(path).write_text("pid 1, a verb that was killed and has a long name")
     with (
-        podctl.hold(path, "activate"),
-        pytest.raises(podctl.Refusal) as refusal,
-        podctl.hold(path, "place", seconds=0),
+        files.hold(path, "activate"),
+        pytest.raises(Refusal) as refusal,
+        files.hold(path, "place", seconds=0),
     ):
         pass
     holder = rf"pid {os.getpid()}, activate, since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
@@ -280,7 +282,7 @@ def test_who_waits_is_told_for_whom(pod: PodDirectory, monkeypatch: pytest.Monke
     pod.stage(TAR)
     pod.stage(OTHER)
     first, second = (podctl_process(pod, "place") for _ in range(2))
-    with podctl.hold(str(pod.root / ".lock"), "test"):
+    with files.hold(str(pod.root / ".lock"), "test"):
         for stack, process, digest in (("acme", first, DIGEST), ("globex", second, OTHER_DIGEST)):
             assert process.stdin is not None
             document = {"stack": stack, "base": "org/base", "models": {"m": digest}}
@@ -295,7 +297,7 @@ def test_who_waits_is_told_for_whom(pod: PodDirectory, monkeypatch: pytest.Monke
         "refs/globex/m",
     ]
 
-    monkeypatch.setattr(podctl.Store, "make_staging", lambda store: said.append(store.whose))
+    monkeypatch.setattr(Store, "make_staging", lambda store: said.append(store.whose))
     said: list[str] = []
     pod.run("place", stdin={"stack": "acme", "base": "org/base", "models": {"m": DIGEST}})
     pod.run("secrets", stdin={"engine": "acme-base-1", "secrets": {}})
@@ -321,7 +323,7 @@ def test_stacks_that_come_and_go_at_once_leave_what_is_theirs(pod: PodDirectory)
     def stack(name: str) -> None:
         document = {"stack": name, "base": "b", "models": {f"m{n}": digest for n, digest in enumerate(tars)}}
         for turn in range(3):
-            asked = {"engine": podctl.engine_of(name, "b"), "bundles": sizes}
+            asked = {"engine": names.engine_of(name, "b"), "bundles": sizes}
             answer = call(json.dumps(asked).encode(), "missing")
             lacking = sorted(answer.get("missing", {}))
             stream = head(*((digest, sizes[digest], 0) for digest in lacking)) + b"".join(tars[d] for d in lacking)
@@ -362,7 +364,7 @@ def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path: Path, monkeypatch: p
         real(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
-    assert podctl.try_lock(str(path)) == (None, "")
+    assert files.try_lock(str(path)) == (None, "")
 
 
 def test_of_many_that_wait_one_at_a_time_goes_on(tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_of_many_that_wait_one_at_a_time_goes_on(tmp_path: Path) -> None:
     overlap: list[bool] = []
 
     def worker() -> None:
-        with podctl.hold(str(path), "test"):
+        with files.hold(str(path), "test"):
             inside.append(1)
             overlap.append(len(inside) > 1)
             time.sleep(0.05)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import files
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle
@@ -129,14 +129,14 @@ def test_a_full_disk_leaves_what_served(
 ) -> None:
     engine.activate(revision=set_secrets(pod, VLLM_API_KEY="old"), key="old")
     engine.activate("m1", "m2", revision=set_secrets(pod, VLLM_API_KEY="new"), key="new")
-    kept, real = unit(pod), podctl.write_file
+    kept, real = unit(pod), files.write_file
 
     def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
         if path.endswith("/" + UNIT):
             raise OSError(errno.ENOSPC, "No space left on device", path)
         real(path, data, mode)
 
-    monkeypatch.setattr(podctl, "write_file", write_file)
+    monkeypatch.setattr(files, "write_file", write_file)
     assert rollback(pod).lines[-1].startswith(f"the disk of {pod.root} is full: ")
     assert (unit(pod), systemd.units[UNIT].starts) == (kept, 2)
     assert (generations(pod), drift(pod)) == ({1: True, 2: True}, {}), "with the secrets it has"

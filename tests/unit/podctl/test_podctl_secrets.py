@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.on_pod import podctl
+from components.on_pod.podctl import secret_files
+from components.on_pod.podctl.store import Store
 from tests.unit.podctl.pods import Answer, PodDirectory, mode
 
 
@@ -147,5 +148,5 @@ def test_systemd_and_podctl_read_back_what_was_set(secrets: dict[str, str], pod:
     assert answer.status == 0
     revision = answer.result["revision"]
     assert systemd_reads((pod.root / f"secrets/e.{revision}.env").read_text(encoding="utf-8")) == secrets
-    store = podctl.Store(str(pod.root), str(pod.units))
-    assert podctl.read_secrets(store, "e", revision) == secrets
+    store = Store(str(pod.root), str(pod.units))
+    assert secret_files.read_secrets(store, "e", revision) == secrets

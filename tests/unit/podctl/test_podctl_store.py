@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from components.on_pod import podctl
+from components.on_pod.podctl import blobs, command_line, files, tars, waiting
+from components.on_pod.podctl.store import Store
 from tests.unit.podctl.pods import WEIGHTS, PodDirectory, bundle, digest_of
 
 ONLY = "letters, digits, '.', '_' and '-' only"
@@ -48,13 +49,13 @@ def test_place_unpacks_and_refers(stocked: PodDirectory) -> None:
 
 def test_many_bundles_fill_no_log(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *_ = sorted([ONE, TWO, THREE])
-    monkeypatch.setattr(podctl, "SAID_ONE_BY_ONE", 1)
+    monkeypatch.setattr(blobs, "SAID_ONE_BY_ONE", 1)
     assert stocked.place({"a": ONE, "b": TWO, "c": THREE}).lines == [f"{first} is unpacked"]
 
 
 def test_many_bundles_are_counted_where_they_take_long(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podctl, "SAID_ONE_BY_ONE", 0)
-    monkeypatch.setattr(podctl, "SAY_SECONDS", -1.0)
+    monkeypatch.setattr(blobs, "SAID_ONE_BY_ONE", 0)
+    monkeypatch.setattr(waiting, "SAY_SECONDS", -1.0)
     assert stocked.place({"a": ONE, "b": TWO, "c": THREE}).lines == [
         f"{done} of 3 bundles are unpacked" for done in (1, 2, 3)
     ]
@@ -286,7 +287,7 @@ def test_a_blob_that_cannot_be_read_is_rotten(stocked: PodDirectory, monkeypatch
     def broken(blob: str) -> str:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(podctl, "hash_blob", broken)
+    monkeypatch.setattr(tars, "hash_blob", broken)
 
     assert stocked.run("verify").lines[0] == (
         f"{ONE} is rotten: it cannot be read (Input/output error); needed by model a of stack prod"
@@ -308,7 +309,7 @@ def test_a_blob_that_is_collected_while_verify_runs_is_none(
 ) -> None:
     stocked.place({"a": ONE})
     gone = digest_of(b"gone").removeprefix("sha256:")
-    monkeypatch.setattr(podctl.Store, "blobs", lambda _: [ONE.removeprefix("sha256:"), gone])
+    monkeypatch.setattr(Store, "blobs", lambda _: [ONE.removeprefix("sha256:"), gone])
     assert stocked.run("verify") == (0, {"ok": [ONE], "rotten": [], "strays": []}, [])
 
 
@@ -367,7 +368,7 @@ def test_remove_tells_of_an_engine_once(stocked: PodDirectory) -> None:
 def test_remove_leaves_an_upload_alone_while_it_arrives(stocked: PodDirectory) -> None:
     """It may be another stack's. One that ended may be this stack's own, and must not keep it from being destroyed."""
     lock = stocked.staged(ONE, ".lock")
-    with podctl.hold(str(lock), "receive"):
+    with files.hold(str(lock), "receive"):
         assert stocked.run("remove").result == {"removed": False, "left": [f"upload of {ONE}"]}
         assert stocked.staged(ONE).exists()
     lock.write_text("pid 1, of a run that was killed")
@@ -380,7 +381,7 @@ def test_remove_leaves_an_upload_alone_while_it_arrives(stocked: PodDirectory) -
 
 def test_two_removes_at_once_both_find_it_done(stocked: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the two bases of a machine: one waits for the other, which takes the lock's own directory away."""
-    real = podctl.try_lock
+    real = files.try_lock
     waited: list[tuple[int | None, str]] = []
 
     def taken_meanwhile(path: str) -> tuple[int | None, str]:
@@ -391,7 +392,7 @@ def test_two_removes_at_once_both_find_it_done(stocked: PodDirectory, monkeypatc
             return waited[-1]
         return real(path)
 
-    monkeypatch.setattr(podctl, "try_lock", taken_meanwhile)
+    monkeypatch.setattr(files, "try_lock", taken_meanwhile)
 
     assert stocked.run("remove") == (0, {"removed": True, "left": []}, [])
     assert waited == [(None, ""), (None, "")]
@@ -443,7 +444,7 @@ def test_undoing_on_an_empty_machine_makes_nothing(argv: list[str], pod: PodDire
 @pytest.mark.parametrize("argv", [[], ["dance"], ["have"], ["receive", ONE, "--size", "x"], ["unpack", ONE]])
 def test_bad_usage_is_exit_2(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        podctl.parse(argv)
+        command_line.parse(argv)
     assert stopped.value.code == 2
 
 
@@ -451,7 +452,7 @@ def test_an_unforeseen_error_is_one_line_without_its_text(pod: PodDirectory, mon
     def broken(store: object, options: object) -> dict[str, object]:
         raise KeyError("canary")
 
-    monkeypatch.setitem(podctl.OPTION_VERBS, "gc", broken)
+    monkeypatch.setitem(command_line.OPTION_VERBS, "gc", broken)
 
     answer = pod.run("gc")
 

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.core.bundle import ustar_header
-from components.on_pod import podctl
+from components.on_pod.podctl import tars
+from components.on_pod.podctl.tars import Member
 from tests.unit.podctl.pods import (
     CONFIG,
     END,
@@ -262,8 +263,8 @@ def test_a_wrong_digest_is_refused_before_anything_is_read(used: PodDirectory) -
 def test_pythons_reader_must_see_the_same_files(used: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second opinion: were our reader to miss something, tarfile's would not."""
     tar = bundle()
-    members = [podctl.Member(CONFIG, 512, 2), podctl.Member(WEIGHTS, 1536, 3)]
-    monkeypatch.setattr(podctl, "read_tar", lambda fd, size: members)
+    members = [Member(CONFIG, 512, 2), Member(WEIGHTS, 1536, 3)]
+    monkeypatch.setattr(tars, "read_tar", lambda fd, size: members)
     before = used.snapshot()
     digest = used.stage(tar)
 
@@ -401,9 +402,9 @@ def test_what_is_no_digest_is_refused(verb: str, digest: str, pod: PodDirectory)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 8**11 - 1])
-@pytest.mark.parametrize("name", podctl.MEMBERS)
+@pytest.mark.parametrize("name", tars.MEMBERS)
 def test_the_header_is_the_one_the_program_writes(name: str, size: int) -> None:
-    assert podctl.ustar_header(name, size) == ustar_header(name, size)
+    assert tars.ustar_header(name, size) == ustar_header(name, size)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,188 @@
+"""Bundles that arrive on stdin: what is missing, whether there is room, and the bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, BinaryIO, Optional, Sequence
+
+from . import files, tars
+from .documents import Document, field, optional
+from .names import hex_of
+from .said import Refusal, human, say, shown
+from .store import Store
+
+SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
+
+
+def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
+    """Takes one bundle's bytes from `stream`: those after `offset`, up to `size` (to the end, if None).
+
+    The first `offset` bytes must be here from an earlier try. What arrives is kept for the next try unless the
+    stream held everything and the digest is wrong. -> bytes taken; 0 if the bundle was here already (then the
+    bytes are read past, where their number is known).
+    """
+    store.make_staging()
+    part = store.staged(hexdigest, ".tar.part")
+    with store.hold("receive", store.staged(hexdigest, ".lock")):
+        if is_here(store, hexdigest, size):
+            drain(stream, 0 if size is None else size - offset)
+            return 0
+        with files.no_remains(part), open(part, "r+b" if offset else "wb", buffering=0) as file:
+            digest = hashlib.sha256()
+            if tars.hash_file(file.fileno(), digest, offset) != offset:
+                raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
+            file.truncate(offset)
+            file.seek(offset)
+            count = pump(stream, file, digest, None if size is None else size - offset)
+            os.fsync(file.fileno())
+        if size is not None and offset + count < size:
+            raise Refusal(
+                "the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
+                % (offset + count, size, hexdigest)
+            )
+        if not adopted(store, hexdigest, digest):
+            raise Refusal(
+                "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
+                % (offset + count, hexdigest, digest.hexdigest())
+            )
+        return count
+
+
+def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
+    """Whether a bundle is unpacked, or has arrived whole."""
+    staged = store.staged_bytes(hexdigest)
+    return store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged))
+
+
+def adopted(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
+    """Makes a part that has all its bytes the staged bundle; one of another digest is thrown away. -> which it was"""
+    part = store.staged(hexdigest, ".tar.part")
+    if digest.hexdigest() != hexdigest:
+        files.unlink(part)
+        return False
+    os.rename(part, store.staged(hexdigest))
+    files.fsync_dir(store.path("staging"))
+    return True
+
+
+def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[int]) -> int:
+    buffer = bytearray(files.PIECE)
+    view = memoryview(buffer)
+    total = 0
+    while limit is None or total < limit:
+        count = stream.readinto(view if limit is None else view[: limit - total])  # type: ignore[attr-defined]
+        if not count:
+            break
+        digest.update(view[:count])
+        written = 0
+        while written < count:
+            written += file.write(view[written:count])
+        total += count
+    return total
+
+
+def drain(stream: BinaryIO, count: int) -> None:
+    while count > 0:
+        piece = stream.read(min(files.PIECE, count))
+        if not piece:
+            return
+        count -= len(piece)
+
+
+def verb_have(store: Store, options: Any) -> Document:
+    """Whether a bundle is unpacked here, and how many bytes of its tar are."""
+    hexdigest = hex_of(options.digest)
+    staged = store.staged_bytes(hexdigest)
+    if staged is None:
+        staged = store.staged_bytes(hexdigest, ".tar.part") or 0
+    return {"digest": options.digest, "have": store.has_blob(hexdigest), "staged": staged}
+
+
+def verb_receive(store: Store, options: Any) -> Document:
+    """Takes one bundle from stdin."""
+    hexdigest = hex_of(options.digest)
+    have = store.has_blob(hexdigest, options.size)
+    received = 0 if have else receive(store, options.stdin, hexdigest, options.size, options.offset)
+    if options.size is not None and not have and options.stdin.read(1):
+        files.unlink(store.staged(hexdigest))
+        raise Refusal(
+            "more than the %d bytes declared arrived as sha256:%s: they are thrown away" % (options.size, hexdigest)
+        )
+    return {"digest": options.digest, "have": have, "received": received}
+
+
+def verb_missing(store: Store, document: Document) -> Document:
+    """Which bundles must be sent, from which byte on; all are promised to the `place` of this `engine` that follows."""
+    sizes = {}
+    for digest, size in sorted(field(document, "bundles", dict).items()):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise Refusal("the document's size of %s must be a number of bytes" % shown(digest))
+        sizes[hex_of(digest)] = size
+    engine = optional(document, "engine", str)
+    store.make_staging()
+    with store.lock("missing"):
+        missing = {}
+        unpacked = []
+        for hexdigest, size in sizes.items():
+            # Also of what is yet to come: another stack may place it first, and let it go again.
+            with open(store.claim(hexdigest, engine), "wb"):  # a power cut ends the promise: so be it
+                pass
+            if store.has_blob(hexdigest, size):
+                continue
+            unpacked.append(size)
+            if store.staged_bytes(hexdigest) == size:
+                os.utime(store.staged(hexdigest))
+                continue
+            part = store.staged_bytes(hexdigest, ".tar.part") or 0
+            missing[hexdigest] = part if part <= size else 0
+    free = check_room(store, sum(sizes[h] - offset for h, offset in missing.items()), unpacked)
+    return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
+
+
+def check_room(store: Store, coming: int, sizes: Sequence[int]) -> int:
+    """Refuses bundles of these sizes, of which so many bytes are still to come, where the disk cannot take them.
+
+    -> the bytes that are free
+    """
+    disk = os.statvfs(store.root)
+    free = disk.f_bavail * disk.f_frsize
+    # Bundles are unpacked one after the other, each tar going when its blob is there.
+    needed = coming + max(sizes, default=0) + SPARE_BYTES
+    if any(sizes) and needed > free:
+        raise Refusal(
+            "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
+            % (store.root, human(free), human(needed))
+        )
+    inodes = 5 * len(sizes) + 105
+    if sizes and disk.f_files and inodes > disk.f_favail:
+        raise Refusal(
+            "the disk of %s has %d inodes free and the bundles need %d: remove files there"
+            % (store.root, disk.f_favail, inodes)
+        )
+    return free
+
+
+def verb_receive_all(store: Store, options: Any) -> Document:
+    """A line of JSON saying which bundles come, then their bytes, one after the other."""
+    try:
+        document = json.loads(options.stdin.readline().decode("utf-8"))
+    except ValueError:
+        raise Refusal("the first line on stdin is not JSON") from None
+    plan = []
+    for bundle in field(document, "bundles", list):
+        size, offset = field(bundle, "size", int), field(bundle, "offset", int)
+        if not 0 <= offset <= size:
+            raise Refusal("the document's offset %d is not within a bundle of %d bytes" % (offset, size))
+        plan.append((hex_of(field(bundle, "digest", str)), size, offset))
+    store.make_staging()
+    to_come = [(size, offset) for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)]
+    check_room(store, sum(size - offset for size, offset in to_come), [size for size, _ in to_come])
+    received = {}
+    for hexdigest, size, offset in plan:
+        received["sha256:" + hexdigest] = receive(store, options.stdin, hexdigest, size, offset)
+        say("sha256:%s is here (%s)" % (hexdigest, human(size)))
+    if options.stdin.read(1):
+        raise Refusal("more bytes arrived than the %d bundles declared" % len(plan))
+    return {"received": received}
