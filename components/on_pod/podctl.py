@@ -2633,7 +2633,8 @@ def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[T
     for name, models in needed.items():
         if name in altered:
             more = strays(store.blob(name))
-            yield "blob of " + models, "sha256:%s was altered%s" % (name, more and ": not of it is " + named(more) or "")
+            found = ": not of it is " + named(more) if more else ""
+            yield "blob of " + models, "sha256:%s was altered%s" % (name, found)
         elif name not in there:
             yield "blob of " + models, "sha256:%s is gone" % name
 
