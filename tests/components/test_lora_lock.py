@@ -6,7 +6,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -296,17 +295,12 @@ def test_a_stack_that_is_not_here_is_a_wrong_command(project: Path, capsys: pyte
     assert told[1].startswith("lora: 'org/acme' is no stack's name")
 
 
-def test_it_starts_fast_and_without_pulumi(project: Path) -> None:
+def test_it_starts_without_pulumi(project: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     code = (
         "import argparse, sys; sys.path.insert(0, sys.argv.pop(1)); from components.cli import lock; "
         "p = argparse.ArgumentParser(); lock.add_arguments(p); code = lock.run(p.parse_args()); "
         "heavy = {'pulumi', 'grpc', 'asyncssh', 'jinja2'} & set(sys.modules); sys.exit(str(heavy) if heavy else code)"
     )
-    best = 9.0
-    for _ in range(3):
-        began = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", code, str(root), "-s", "acme"], capture_output=True, text=True)
-        best = min(best, time.monotonic() - began)
-        assert done.returncode == 0, done.stderr
-    assert best < 1.5, "on an idle machine it is a third of a second"
+    done = subprocess.run([sys.executable, "-c", code, str(root), "-s", "acme"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
