@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,9 @@ def main(words: Sequence[str]) -> int:
     if given.images:
         print(*sorted({image for program in programs.values() for image in program.IMAGES}))
         return 0
+    # Whatever ends this, the pods and the directories go with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = Options(given.repeat or (1 if given.quick else 5), given.quick)
     for name, program in programs.items():
         text = measured(name, program, options)
