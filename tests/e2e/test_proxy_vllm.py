@@ -28,7 +28,7 @@ KEY = engine_key("e2e", BASE)
 UNIT, PROXY = unit_name(KEY), proxy_unit_name(KEY)
 API_KEY = "e2e-api-key"
 # So many that an answer takes some seconds on any machine.
-TOKENS = 400
+TOKENS = 200
 ROUTES = Path(__file__).parent / "vllm_routes.json"
 
 # The app as vLLM builds it for each of its tasks, with all that a variable can switch on. Printed as [[method, path]].
@@ -98,7 +98,7 @@ def activation(plan: EnginePlan) -> dict[str, Any]:
         "identity": "pod",
         "port": 18000,
         "unit": {"name": UNIT, "text": render_unit(plan, key=KEY)},
-        "ready": {"url": "http://127.0.0.1:18000", "models": plan.served, "timeoutSeconds": 300},
+        "ready": {"url": "http://127.0.0.1:18000", "models": plan.served, "timeoutSeconds": 600},
         "proxy": {
             "unit": {"name": PROXY, "text": proxy.unit},
             "config": proxy.config,
