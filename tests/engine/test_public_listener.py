@@ -68,6 +68,18 @@ def listeners(machine: Machine) -> set[str]:
     return {address for address in addresses if not address.endswith(":22")}
 
 
+def unfinished(machine: Machine, key: str | None, sent: int) -> tuple[int, str]:
+    """What is answered to a question of 16 MiB of which only so much came."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: pod\r\nConnection: close\r\nContent-Length: {16 * 1024**2}\r\n"
+    head += f"Authorization: Bearer {key}\r\n" if key else ""
+    with socket.create_connection(("127.0.0.1", machine.port(8000)), timeout=3) as connection:
+        connection.sendall(f"{head}\r\n".encode() + b" " * sent)
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += connection.recv(65536)
+        return int(answer.split()[1]), answer.decode()
+
+
 def flooded(machine: Machine) -> int:
     """How many of 600 requests, sent at once, are too many."""
     with socket.create_connection(("127.0.0.1", machine.port(8000)), timeout=20) as connection:
@@ -114,6 +126,13 @@ def test_a_public_engine(client: Client, machine: Machine, key: Key, tmp_path: P
         assert ask(machine, "/v1/completions", key=given, method="POST", body=question)[0] == 401
     status, answer = ask(machine, "/v1/completions", method="POST", body=b" " * (32 * 1024**2 + 1))
     assert (status, json.loads(answer)["error"]["message"]) == (413, "The request is larger than 32 MiB.")
+
+    # Who has no key is refused before a body is taken, which would lie on the pod's disk; who has it may be slow.
+    for given in (None, "wrong"):
+        assert unfinished(machine, given, 1)[0] == 401, given
+        assert unfinished(machine, given, 8 * 1024**2)[0] == 401, given
+    with pytest.raises(TimeoutError):
+        unfinished(machine, API_KEY, 1)
 
     assert flooded(machine) > 0
     wait_for(lambda: bool(ask(machine, "/v1/models")[0] == 200))
