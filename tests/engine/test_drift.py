@@ -126,7 +126,7 @@ def test_what_differs_on_a_pod_is_told_line_by_line_and_mended(client: Client, m
     machine.run("/usr/local/sbin/lora-pods-keys")
     machine.run("systemctl", "restart", "ssh")
     (line,) = refreshed(client)[0]
-    assert line.startswith(f'host key: "root@127.0.0.1:{machine.port()} shows another host key than the pinned one')
+    assert line.startswith(f'host key: "root@127.0.0.1:{machine.port()} shows another host key, SHA256:')
     assert "shows another host key" in client.stack.up(fails=True).output
     client.configure()
     is_mended(client, machine)
