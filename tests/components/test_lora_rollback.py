@@ -54,6 +54,19 @@ def test_what_serves_now_and_what_pulumi_is_told(
     assert asked == [refresh]
 
 
+def test_that_no_model_went_back_is_said(
+    servers: Servers, stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollback, "ask_pulumi", lambda *_, **__: "")
+    stack(servers.start(json.dumps({**ANSWER, "before": ANSWER["models"]})))
+    assert roll_back("--base", "org/base-0") == 0
+    assert (
+        "    same  bbbbbbbbbbbb\n"
+        "No model is another one now: the last activation changed flags or secrets, or mended the pod. To "
+        "go further back: `git revert`, then `pulumi up`.\n"
+    ) in capsys.readouterr().out
+
+
 def test_a_state_that_cannot_be_told_is_said(
     servers: Servers, stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
