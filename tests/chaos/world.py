@@ -181,7 +181,9 @@ class World:
             said = log.read_text(encoding="utf-8", errors="replace")
         ended = {0: "succeeded", -signal.SIGKILL: "killed"}.get(process.returncode, "failed")
         outcome.ended = ended if outcome.hit else f"{ended} before the fault"
-        if "Traceback" in said and outcome.round.fault not in ("Ctrl-C", "one process that pulumi started"):
+        # Pulumi's SDK says in this way that it was registering more when a step failed.
+        ours = "Traceback" in said and "resource monitor shut down" not in said
+        if ours and outcome.round.fault not in ("Ctrl-C", "one process that pulumi started"):
             outcome.faults.append("a traceback reached the console: " + last_lines(said))
         if process.returncode == 0 and outcome.round.change == "bad":
             outcome.faults.append("an `up` with an adapter that the engine refuses succeeded")
