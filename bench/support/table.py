@@ -30,9 +30,6 @@ class Figure:
         """Without the median of the other."""
         return Figure([value - other.median for value in self.values], self.unit)
 
-    def times(self, factor: float, unit: str) -> Figure:
-        return Figure([value * factor for value in self.values], unit)
-
 
 @dataclass(frozen=True)
 class Goal:

@@ -60,8 +60,8 @@ def _told(pod: Reached) -> Iterator[str]:
             yield f"    {name}  {_shown(now[model])}"
     if now and now == before:
         yield (
-            "No model is another one now: the last activation changed flags or secrets. To go further back: "
-            "`git revert`, then `pulumi up`."
+            "No model is another one now: the last activation changed something else (flags, secrets …). To go "
+            "further back: `git revert`, then `pulumi up`."
         )
 
 

@@ -148,7 +148,7 @@ def plan_engine(
         if value is not None:
             argv += flag_words(name, value)
     given = _drain_flag(arguments)
-    if given is not None and arguments[given] == 0:
+    if given is not None and str(arguments[given]) == "0":
         # Left out, it does for an older vLLM too, in an `engine.python` whose version nobody told.
         arguments = {name: value for name, value in arguments.items() if name != given}
     argv += argv_of(arguments, options.vllm)

@@ -80,6 +80,3 @@ def paced(say: Say | None, clock: Callable[[], float] = time.monotonic) -> Say |
             say(line)
 
     return say_now_and_then
-
-
-SILENT = Meter("", 0, 0, None)

@@ -62,8 +62,8 @@ def test_that_no_model_went_back_is_said(
     assert roll_back("--base", "org/base-0") == 0
     assert (
         "    same  bbbbbbbbbbbb\n"
-        "No model is another one now: the last activation changed flags or secrets. To go further back: "
-        "`git revert`, then `pulumi up`.\n"
+        "No model is another one now: the last activation changed something else (flags, secrets …). To go "
+        "further back: `git revert`, then `pulumi up`.\n"
     ) in capsys.readouterr().out
 
 

@@ -1,6 +1,6 @@
 """podctl: the one program that touches a pod. Stdlib only, Python >= 3.8, run as root.
 
-    python3 podctl.py [--root DIR] [--units-dir DIR] VERB ...        (see VERBS at the end)
+    python3 podctl.py [--root DIR] [--units-dir DIR] VERB ...        (see `command_line`)
 
 Every verb means "make it so": running it again finds nothing to do. One JSON line of result on stdout, progress on
 stderr; a failure is one plain sentence on stderr (detail lines may follow) and exit 1, bad usage is exit 2.

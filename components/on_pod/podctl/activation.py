@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from . import blobs, files, probe, programs, proof, proxy, secret_files, units, waiting
 from .documents import Document, field, number, optional
@@ -246,61 +245,6 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
     in_force = (files.read_file(store.unit_file(engine)), files.read_file(secret_files.secrets_file(store, engine)))
     wanted = (text.encode("utf-8"), secret_files.secrets_bytes(store, engine, revision))
     return tried[-1] if same and in_force == wanted else None
-
-
-def verb_rollback(store: Store, options: Any) -> Document:
-    """Puts back what an engine served before its last activation, and proves it as an activation does."""
-    engine = name_of(options.engine, "engine")
-    good = [g for g in units.generations(store, engine) if g.proven]
-    patience = LOADING_SPARE_SECONDS + 3 * max([number(g.document, "ready.timeoutSeconds") for g in good] or [0])
-    with store.lock_engine(engine, "rollback", patience):
-        good = [g for g in units.generations(store, engine) if g.proven]
-        if len(good) < 2:
-            raise Refusal("nothing is kept on this pod that engine %s served before" % engine)
-        previous, last = good[-2:]
-        with store.lock("rollback"):
-            for hexdigest, models in units.needed_blobs(store, previous).items():
-                if hexdigest in BLOB_PATH.findall(previous.text) and not store.has_blob(hexdigest):
-                    raise Refusal(
-                        "sha256:%s (%s), which was served before, is not on this pod any more" % (hexdigest, models)
-                    )
-            rivals = rivals_on(store, engine, previous.document)
-            if rivals:
-                raise Refusal(
-                    "port %d, which it had before, is %s's now" % (previous.document["port"], unit_name(rivals[0]))
-                )
-            secret_files.secrets_bytes(store, engine, previous.document["secretsRevision"])
-            for killed in [g for g in units.generations(store, engine) if not g.proven]:
-                units.drop_generation(store, engine, killed)
-            document = {**previous.document, "unit": {"name": unit_name(engine), "text": previous.text}}
-            try:
-                trial_of = units.write_generation(store, engine, last.n + 1, document)
-                trial = install(store, engine, trial_of)
-            except OSError:
-                leave_standing(store, engine, last.n + 1, [last], [])
-                raise
-        what, journalled = "did not become ready", True
-        fault = proof.await_ready(store, engine, document, trial, attended=True)
-        if not fault:
-            what = "is not kept"
-            fault, journalled = proxy.proxy_fault(store, engine, document), False
-        if not fault:
-            fault, journalled, _ = probe.prove(store, engine, document, trial)
-        if fault:
-            told = proof.explain(store, engine, trial) if journalled else ("", [])
-            raise go_back(store, engine, [last], trial_of, what, fault, told, [])
-        wanted, now = units.digests_of(last.document), units.digests_of(document)
-        before = files.read_file(os.path.join(last.path, "rolled-back"))  # of a rollback before this one
-        data = before or json.dumps(wanted, sort_keys=True).encode("utf-8")
-        files.write_file(
-            os.path.join(trial_of.path, "rolled-back"), data
-        )  # before it counts: it is not what Pulumi knows
-        units.keep_version(engine, trial_of)
-        units.drop_generation(store, engine, last)  # first: who is killed here and runs it again must not get it back
-        files.write_file(os.path.join(trial_of.path, "proven"), b"")
-        units.drop_generation(store, engine, previous)
-    report(engine, trial_of, restarted=True, found={})
-    return {"engine": engine, "unit": unit_name(engine), "models": now, "before": wanted}
 
 
 def report(engine: str, generation: Generation, restarted: bool, found: Document) -> Document:

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any, BinaryIO, Callable, Dict, Mapping, Optional, Sequence
 
-from . import activation, blobs, drift, fetching, files, leaving, preparing, receiving, secret_files, status
+from . import activation, blobs, drift, fetching, files, leaving, preparing, receiving, rollback, secret_files, status
 from .documents import Document, read_document
 from .names import POD_ROOT, UNITS_DIR
 from .said import Refusal, clean, say
@@ -31,7 +31,7 @@ OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
     "unsecret": leaving.verb_unsecret,
     "deactivate": leaving.verb_deactivate,
     "intact": drift.verb_intact,
-    "rollback": activation.verb_rollback,
+    "rollback": rollback.verb_rollback,
     "status": status.verb_status,
     "remove": leaving.verb_remove,
     "leave": leaving.verb_leave,

@@ -1,4 +1,4 @@
-"""The directory of the design."""
+"""What is in the pod's directory, where, and who may change it at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ref(NamedTuple):
 
 
 class Store:
-    """The directory of the design: its paths, and what is in it. Creates nothing by itself."""
+    """The directory of the pod: its paths, and what is in it. Creates nothing by itself."""
 
     def __init__(self, root: str, units_dir: str) -> None:
         self.root = os.path.abspath(root)

@@ -257,51 +257,23 @@ def test_killed_at_any_step(scenario: Callable[[World], None], world: World) -> 
         assert faults.settled(world.pod) == ended, f"killed before step {at}, {step}"
 
 
-def test_a_rollback_that_was_killed_and_is_run_again_brings_nothing_back(world: World) -> None:
+@pytest.mark.parametrize("before", [("good",), ("older", "good")])
+def test_a_rollback_that_was_killed_and_is_run_again_goes_one_step_back(before: tuple[str, ...], world: World) -> None:
     def rolls_back(world: World) -> None:
-        with_engine(world, "good", "bad")
+        with_engine(world, *before, "bad")
         world.then("rollback", "--engine", ENGINE)
 
     world.begin(rolls_back)
     whole = world.killed(None)
     assert whole.answer is not None
     assert sorted(whole.answer.result["models"]) == ["good", "m1", "org/base"]
+    ended = faults.settled(world.pod)
     for at, step in enumerate(whole.steps):
         world.begin(rolls_back)
         world.killed(at)
         assert faults.wrong(world.pod) == [], step
+        if faults.settled(world.pod, hidden=False) == ended:
+            break  # it is done, and whoever asks again asks for one more
         again = world.again()
-        served = json.dumps([path.read_text() for path in world.pod.units.iterdir()])
-        assert ("good" in served, "bad" in served) == (True, False), (step, again)
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_without_power_at_any_step(scenario: Callable[[World], None], world: World) -> None:
-    """What was not fsynced in time may be gone; what a verb answered for is not."""
-    world.begin(scenario)
-    disk = faults.Disk(world.pod.root.parent)
-    whole = world.killed(None)
-    assert whole.answer is not None
-    ended = faults.settled(world.pod)
-
-    seen = set()
-    switched: list[str] = []
-    for step in whole.steps:
-        disk.do(step)
-        if " enable " in step.what or " disable " in step.what:
-            switched.append(step.what)
-        for tree in disk.after_a_cut():
-            state = (step.what == "answer", frozenset(tree.items()))
-            if state in seen:
-                continue
-            seen.add(state)
-            world.begin(scenario)
-            faults.write_tree(world.pod.root.parent, tree)
-            assert scenario in NOT_WHOLE or faults.wrong(world.pod, modes=False) == [], f"after {step}"
-            if step.what == "answer":
-                assert faults.settled(world.pod, hidden=False) == ended, "its answer was too early"
-            world.boot(switched)
-            again = world.again()
-            assert again.status == whole.answer.status, (step, again)
-            assert faults.wrong(world.pod) == [], step
-            assert faults.settled(world.pod) == ended, step
+        assert (again.status, again.result) == (0, whole.answer.result), (step, again)
+        assert faults.settled(world.pod) == ended, step

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod.podctl import files
+from components.on_pod.podctl import activation, files, units, waiting
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle
@@ -176,3 +176,35 @@ def test_what_only_mended_the_pod_is_no_step_to_go_back_to(engine: Engine, pod: 
     assert generations(pod) == {1: True, 3: True}
     rollback(pod)
     assert unit(pod) == before
+
+
+def test_what_was_activated_twice_in_a_row_is_one_step(
+    engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an earlier release left it, or an activation that was killed before it tidied up."""
+    monkeypatch.setattr(activation, "tidy", lambda *_: None)
+    engine.activate()
+    before = unit(pod)
+    retrain(engine, b"second")
+    engine.activate()
+    (pod.units / UNIT).write_text("[Service]\n")
+    engine.activate()
+    assert generations(pod) == {1: True, 2: True, 3: True}
+    assert rollback(pod).status == 0
+    assert unit(pod) == before
+
+
+def test_nothing_goes_back_for_somebody_who_is_gone(
+    engine: Engine, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate("m1")
+    engine.activate("m1", "m2")
+    kept = unit(pod)
+    gone: list[str] = []
+    monkeypatch.setattr(units, "keep_version", lambda *_: gone.append("whoever asked"))
+    monkeypatch.setattr(waiting, "deserted", lambda: bool(gone))
+    assert rollback(pod).lines[-1] == (
+        f"{UNIT} is not kept: the run that wanted it was interrupted; "
+        "the unit from before serves again (m1, m2, org/base)"
+    )
+    assert (unit(pod), generations(pod)) == (kept, {1: True, 2: True})
