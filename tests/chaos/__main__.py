@@ -63,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     version = subprocess.run(["pulumi", "version"], capture_output=True, text=True, check=True).stdout.strip()
     print(f"seed {given.seed}, {given.rounds} rounds; pulumi {version}, Python {platform.python_version()}", flush=True)
+    # Who starts this in the background has SIGINT ignored, by all that this starts as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A pod and what runs on this machine are to go with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
