@@ -141,7 +141,7 @@ def _planned_otherwise(old: Mapping[str, Any], pod: Foreseen) -> list[str]:
 def _unless(pod: Foreseen) -> str:
     """What of a pod that is told everything again may turn out to be new."""
     if not pod.reached:
-        return ", unless the pod is another one or was emptied, or a secret changed"
+        return ", unless the pod drifted, was emptied or is another one, or a secret changed"
     return ", unless a secret changed" if pod.secrets_revision is None else ""
 
 

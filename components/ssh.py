@@ -291,8 +291,9 @@ async def _connect(address: Address, keys: Sequence[asyncssh.SSHKey], patience: 
         except (OSError, asyncssh.Error, ValueError, asyncio.TimeoutError) as error:
             if asyncio.get_running_loop().time() > give_up:
                 known = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else printable(error)
+                waited = f" for {patience:g} s" if patience else ""
                 raise Gone(
-                    f"{address} cannot be reached for {patience:g} s ({known or 'no answer'})",
+                    f"{address} cannot be reached{waited} ({known or 'no answer'})",
                     ": is the machine up, and its SSH port open to this one?",
                 ) from None
             await asyncio.sleep(PAUSE_SECONDS)

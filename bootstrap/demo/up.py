@@ -33,7 +33,20 @@ def up(stack: str) -> None:
         print(table(engine["models"], answers), flush=True)
     print("\nAnd a second preview:\n", flush=True)
     _pulumi("preview", "--expect-no-changes", "--stack", stack)
-    print("\nDone. `./dev down` removes the stack and the pod.", flush=True)
+    print(_what_next(stack), flush=True)
+
+
+def _what_next(stack: str) -> str:
+    """How to go on with the demo's stack by hand, and how to end it."""
+    return "\n".join(
+        [
+            "\nDone. To go on with this stack by hand, in this directory:\n",
+            '  eval "$(./dev env)"',
+            *(f"  export {name}={shlex.quote(value)}" for name, value in _own_environment().items()),
+            f"  pulumi preview --stack {stack}     # or: lora status -s {stack}",
+            "\n`./dev down` removes the stack and the pod.",
+        ]
+    )
 
 
 def down(stack: str) -> None:
@@ -104,12 +117,14 @@ def _pulumi_output(*words: str) -> str:
 
 def _environment() -> dict[str, str]:
     """The demo's own state, beside it; the login, the stacks and the SSH agent of who runs it are not touched."""
-    state = DEMO / "state"
-    state.mkdir(parents=True, exist_ok=True)
+    (DEMO / "state").mkdir(parents=True, exist_ok=True)
     return {
         # The command plugin dials the agent for every connection, and fails where it is gone.
         **{name: value for name, value in os.environ.items() if name != "SSH_AUTH_SOCK"},
-        "PULUMI_BACKEND_URL": f"file://{state}",
-        "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
+        **_own_environment(),
         "PULUMI_SKIP_UPDATE_CHECK": "1",
     }
+
+
+def _own_environment() -> dict[str, str]:
+    return {"PULUMI_BACKEND_URL": f"file://{DEMO / 'state'}", "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE}

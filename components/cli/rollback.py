@@ -58,6 +58,11 @@ def _told(pod: Reached) -> Iterator[str]:
             yield f"  ~ {name}  {_shown(now[model])}, was {_shown(before[model])}"
         else:
             yield f"    {name}  {_shown(now[model])}"
+    if now and now == before:
+        yield (
+            "No model is another one now: the last activation changed flags or secrets. To go further back: "
+            "`git revert`, then `pulumi up`."
+        )
 
 
 def _models(answer: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -54,6 +54,19 @@ def test_what_serves_now_and_what_pulumi_is_told(
     assert asked == [refresh]
 
 
+def test_that_no_model_went_back_is_said(
+    servers: Servers, stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollback, "ask_pulumi", lambda *_, **__: "")
+    stack(servers.start(json.dumps({**ANSWER, "before": ANSWER["models"]})))
+    assert roll_back("--base", "org/base-0") == 0
+    assert (
+        "    same  bbbbbbbbbbbb\n"
+        "No model is another one now: the last activation changed flags or secrets. To go further back: "
+        "`git revert`, then `pulumi up`.\n"
+    ) in capsys.readouterr().out
+
+
 def test_a_state_that_cannot_be_told_is_said(
     servers: Servers, stack: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +90,7 @@ def test_a_pod_that_refuses(
     assert roll_back("--base", "org/base-0") == 1
     assert capsys.readouterr() == ("", "nothing is kept on this pod that engine x served before\n")
     assert roll_back("--base", "org/base-1") == 1
-    assert capsys.readouterr().err.startswith("ops@127.0.0.1:1 cannot be reached for 0 s (Connection refused)")
+    assert capsys.readouterr().err.startswith("ops@127.0.0.1:1 cannot be reached (Connection refused)")
 
 
 def test_a_base_that_there_is_not(stack: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:

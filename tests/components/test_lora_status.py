@@ -165,7 +165,7 @@ def test_a_dead_pod_is_one_line_and_the_others_are_asked_at_the_same_time(
     assert lines[6:] == [
         f"org/base-2  NOT REACHED: ops@127.0.0.1:{hanging} does not answer within 1.5 s",
         f"org/base-3  NOT REACHED: ops@127.0.0.1:{hanging} does not answer within 1.5 s",
-        f"org/base-4  NOT REACHED: ops@127.0.0.1:{refused} cannot be reached for 0 s (Connection refused): is the "
+        f"org/base-4  NOT REACHED: ops@127.0.0.1:{refused} cannot be reached (Connection refused): is the "
         "machine up, and its SSH port open to this one?",
         "org/base-5  NOT REACHED: no disk:\\x1b[2J gone",
     ]

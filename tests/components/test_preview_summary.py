@@ -125,7 +125,7 @@ def test_why_an_engine_restarts_with_the_same_adapters(planned: Foreseen, old: d
         (pod(secrets_revision=None, prepared=False), ", unless a secret changed"),
         (
             pod(secrets_revision=None, prepared=False, reached=False),
-            ", unless the pod is another one or was emptied, or a secret changed",
+            ", unless the pod drifted, was emptied or is another one, or a secret changed",
         ),
     ],
 )

@@ -201,3 +201,10 @@ def test_the_ssh_agent_of_who_runs_the_demo_is_not_dialled(demo: Demo, monkeypat
     environment = up._environment()
     assert "SSH_AUTH_SOCK" not in environment
     assert environment["KEPT"] == "yes"
+
+
+def test_says_how_to_go_on_with_its_stack_by_hand(demo: Demo) -> None:
+    said = up._what_next("sandbox").splitlines()
+    assert f"  export PULUMI_BACKEND_URL='file://{demo.root}/.lora-pods/demo/state'" in said
+    assert f"  export PULUMI_CONFIG_PASSPHRASE={up.PASSPHRASE}" in said
+    assert "  pulumi preview --stack sandbox     # or: lora status -s sandbox" in said

@@ -201,14 +201,24 @@ def verb_activate(store: Store, document: Document) -> Document:
 
 def tidy(store: Store, engine: str) -> None:
     """Removes what no generation that is kept needs."""
-    for old in [generation for generation in units.generations(store, engine) if generation.proven][:-KEPT_GENERATIONS]:
-        units.drop_generation(store, engine, old)
+    good = [generation for generation in units.generations(store, engine) if generation.proven]
+    # What was activated again, to mend it or after another, is one of them: going back goes to what was served before.
+    others = [generation for generation in good if asked_for(generation) != asked_for(good[-1])]
+    kept = [*others, *good[-1:]][-KEPT_GENERATIONS:]
+    for old in good:
+        if old not in kept:
+            units.drop_generation(store, engine, old)
     try:
         with store.lock("activate"):
             secret_files.drop_old_secrets(store, engine)
             blobs.collect(store)
     except Refusal as refusal:
         say(str(refusal))  # the engine serves all the same
+
+
+def asked_for(generation: Generation) -> Tuple[str, int]:
+    """What an activation that asks for the same finds done: the unit's text, and the revision of its secrets."""
+    return generation.text, generation.document["secretsRevision"]
 
 
 def probed_for(before: Document, wanted: Document) -> bool:
@@ -225,7 +235,7 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
     if not tried or not tried[-1].proven or state.active != "active":
         return None
     text, revision = document["unit"]["text"], document["secretsRevision"]
-    same = (tried[-1].text, tried[-1].document["secretsRevision"]) == (text, revision)
+    same = asked_for(tried[-1]) == (text, revision)
     if os.path.exists(os.path.join(tried[-1].path, "stale")):
         say("an adapter or the vLLM that the engine loaded was put there anew, so it is started again")
         return None

@@ -62,8 +62,11 @@ def blob_drift(store: Store, generation: Generation, hashed: bool) -> Iterator[T
 def drift(store: Store, engine: str, hashed: bool) -> Dict[str, str]:
     """What of an engine is not as its last activation left it: what -> how it is instead."""
     tried = units.generations(store, engine)
-    if not tried or not tried[-1].proven:
-        return {"activation": "the last one did not end well" if tried else "nothing of this engine is on the pod"}
+    if not tried:
+        return {"activation": "nothing of this engine is on the pod"}
+    if not tried[-1].proven:
+        holder = files.holder_of(store.engine_lock(engine))
+        return {"activation": "one is under way (%s)" % holder if holder else "the last one did not end well"}
     last, unit = tried[-1], unit_name(engine)
     found = dict(blob_drift(store, last, hashed))
     installed = files.read_file(store.unit_file(engine))

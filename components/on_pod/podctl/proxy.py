@@ -127,6 +127,8 @@ def proxy_fault(store: Store, engine: str, document: Document) -> str:
             last = programs.journal(unit, Trial(state, since, ""), 50)
             said = [line for line in last if re.search(r"\[emerg\]|Failed at step", line)] or last
             more = ": %s" % secret_files.redactor(store, engine)(said[-1])[:300] if said and over else ""
+            if over and any("Failed at step EXEC" in line for line in said):
+                more += " (nginx is gone: `apt-get install --reinstall nginx` on the pod, then run this again)"
             return "its proxy %s is %s: %s%s" % (unit, state, fault or "it ended", more)
         time.sleep(waiting.POLL_SECONDS)
 

@@ -57,7 +57,10 @@ class Store:
         return self.hold(purpose, self.path(".lock"))
 
     def lock_engine(self, engine: str, purpose: str, seconds: float = files.LOCK_SECONDS) -> ContextManager[None]:
-        return self.hold(purpose, self.path(".lock-" + engine), seconds)
+        return self.hold(purpose, self.engine_lock(engine), seconds)
+
+    def engine_lock(self, engine: str) -> str:
+        return self.path(".lock-" + engine)
 
     def has_blob(self, hexdigest: str, size: Optional[int] = None) -> bool:
         """Whether the blob is there with both files and, where the bundle's `size` is known, of the right length.

@@ -111,7 +111,8 @@ def test_what_changed_is_restarted(change: str, engine: Engine, pod: PodDirector
     assert answer == (0, activated(2, restarted=True), [SERVES])
     assert systemd.calls == RESTART
     assert (pod.units / UNIT).read_text() == document["unit"]["text"]
-    assert generations(pod) == {1: True, 2: True}
+    another = change in ("text", "secretsRevision")  # the rest is what was asked for before, and no step to go back to
+    assert generations(pod) == ({1: True, 2: True} if another else {2: True})
 
 
 def test_an_unchanged_engine_that_does_not_answer_is_restarted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -334,3 +335,13 @@ def test_a_blob_that_only_a_reference_names(engine: Engine, pod: PodDirectory) -
     pod.place({"m1": other})
     remove_blob(pod, other)
     assert drift(pod) == {"blob of m1": f"{other} is gone"}
+
+
+def test_an_activation_that_is_under_way_is_not_one_that_ended_badly(engine: Engine, pod: PodDirectory) -> None:
+    engine.activate()
+    (pod.root / "units" / ENGINE / "1" / "proven").unlink()
+    store = Store(str(pod.root), str(pod.units))
+    with store.lock_engine(ENGINE, "activate for stack prod"):
+        (told,) = drift(pod).values()
+        assert re.fullmatch(r"one is under way \(pid \d+, activate for stack prod.*, since .* UTC\)", told), told
+    assert drift(pod) == {"activation": "the last one did not end well"}

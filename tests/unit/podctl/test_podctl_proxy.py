@@ -94,6 +94,15 @@ def test_its_own_change_leaves_the_engine_alone(public: Public, systemd: FakeSys
     assert systemd.calls[1:] == START_PROXY
 
 
+def test_an_nginx_that_is_gone(public: Public) -> None:
+    public.activate()
+    failed = public.activate(
+        "two", {"crash": ["Failed at step EXEC spawning /usr/sbin/nginx: No such file or directory"]}
+    )
+    assert failed.status == 1
+    assert "(nginx is gone: `apt-get install --reinstall nginx` on the pod, then run this again)" in failed.lines[0]
+
+
 def test_one_that_does_not_start_gives_way_to_the_one_before(public: Public, systemd: FakeSystemd) -> None:
     public.activate()
     emerg = "2026/11/30 10:27:02 [emerg] 1#1: bind() to 0.0.0.0:8000 failed"

@@ -164,3 +164,15 @@ def test_a_blob_that_is_gone_is_told_before_anything_is_stopped(
     answer = rollback(pod)
     assert answer.lines == [f"{first} (m1), which was served before, is not on this pod any more"]
     assert (answer.status, systemd.calls, drift(pod)) == (1, calls, {})
+
+
+def test_what_only_mended_the_pod_is_no_step_to_go_back_to(engine: Engine, pod: PodDirectory) -> None:
+    engine.activate()
+    before = unit(pod)
+    retrain(engine, b"second")
+    engine.activate()
+    (pod.units / UNIT).write_text("[Service]\n")
+    engine.activate()
+    assert generations(pod) == {1: True, 3: True}
+    rollback(pod)
+    assert unit(pod) == before
