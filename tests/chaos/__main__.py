@@ -52,7 +52,7 @@ def play(rounds: Sequence[Round], directory: Path, thorough: bool = True) -> lis
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=72)
     parser.add_argument("--fault", action="append", choices=list(FAULTS), help="these alone")
     parser.add_argument("--change", action="append", choices=list(CHANGES), help="these alone")
     parser.add_argument("--plan", action="store_true", help="print what would be done, and do nothing")
@@ -72,9 +72,11 @@ def main(argv: Sequence[str]) -> int:
         outcomes = play(rounds, Path(directory))
     print()
     print(table(outcomes))
+    met = sum(outcome.hit for outcome in outcomes)
+    print(f"\n{met} of {len(outcomes)} met their fault; the others had ended before")
     faults = sum(len(outcome.faults) for outcome in outcomes)
     again = f"again with: ./dev chaos --seed {given.seed} --rounds {given.rounds}"
-    print(f"\n{faults} faults found in {time.monotonic() - began:.0f} s; {again}")
+    print(f"{faults} faults found in {time.monotonic() - began:.0f} s; {again}")
     return 1 if faults else 0
 
 
