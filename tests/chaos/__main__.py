@@ -52,7 +52,7 @@ def play(rounds: Sequence[Round], directory: Path, thorough: bool = True) -> lis
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=72)
     parser.add_argument("--fault", action="append", choices=list(FAULTS), help="these alone")
     parser.add_argument("--change", action="append", choices=list(CHANGES), help="these alone")
     parser.add_argument("--plan", action="store_true", help="print what would be done, and do nothing")
@@ -63,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     version = subprocess.run(["pulumi", "version"], capture_output=True, text=True, check=True).stdout.strip()
     print(f"seed {given.seed}, {given.rounds} rounds; pulumi {version}, Python {platform.python_version()}", flush=True)
+    # Who starts this in the background has SIGINT ignored, by all that this starts as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A pod and what runs on this machine are to go with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
@@ -70,9 +72,11 @@ def main(argv: Sequence[str]) -> int:
         outcomes = play(rounds, Path(directory))
     print()
     print(table(outcomes))
+    met = sum(outcome.hit for outcome in outcomes)
+    print(f"\n{met} of {len(outcomes)} met their fault; the others had ended before")
     faults = sum(len(outcome.faults) for outcome in outcomes)
     again = f"again with: ./dev chaos --seed {given.seed} --rounds {given.rounds}"
-    print(f"\n{faults} faults found in {time.monotonic() - began:.0f} s; {again}")
+    print(f"{faults} faults found in {time.monotonic() - began:.0f} s; {again}")
     return 1 if faults else 0
 
 

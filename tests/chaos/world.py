@@ -179,6 +179,8 @@ class World:
                 self.end_what_pulumi_left()
                 process.wait()
             said = log.read_text(encoding="utf-8", errors="replace")
+        if process.returncode == 0 and outcome.round.fault in ("pulumi and all it started", "pulumi alone"):
+            outcome.hit = False  # it ended in that moment
         ended = {0: "succeeded", -signal.SIGKILL: "killed"}.get(process.returncode, "failed")
         outcome.ended = ended if outcome.hit else f"{ended} before the fault"
         # Pulumi's SDK says in this way that it was registering more when a step failed.
