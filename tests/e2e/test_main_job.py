@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,8 @@ def rows(printed: str) -> dict[str, str]:
     """The demo's table: what each model id answered, its lines put together again."""
     answers: dict[str, str] = {}
     model = ""
-    for line in printed[printed.index("model ") :].split("\n\n")[0].splitlines()[1:]:
+    (_, table) = re.split(r"^model +digest +answer *\n", printed, flags=re.MULTILINE)
+    for line in table.split("\n\n")[0].splitlines():
         words = line.split()
         if not line.startswith(" "):
             model, words = words[0], words[1 if "sha256:" in line else 2 :]
