@@ -98,6 +98,7 @@ def main(root: str, unit: str, stack: str, key: str = "") -> None:
     age(root + "/staging")
     podctl(root, "gc")
     found["stagingAfterAWeek"] = names(root + "/staging")
+    found["blobsAfterAWeek"] = names(root + "/blobs/sha256")
     found["hidden"] = hidden(root) + [n for n in names("/etc/systemd/system") if n.startswith(".lora-pods")]
     found["building"] = [name for name in names(root + "/venvs") if name.endswith(".building")]
     pid = subprocess.check_output(["systemctl", "show", "--property=MainPID", "--value", unit], universal_newlines=True)

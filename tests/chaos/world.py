@@ -432,7 +432,9 @@ def left_behind(planned: Round, found: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"staging/{name}, after a week" for name in found["stagingAfterAWeek"])
     kept = found["generations"]
     needed = held.union(*(each["blobs"] for each in kept.values()))
-    yield from (f"blob {name[:12]}" for name in found["blobs"] if name not in needed)
+    promised = {name.split(".")[0] for name in found["staging"] if name.endswith(".claim")}
+    yield from (f"blob {name[:12]}" for name in found["blobs"] if name not in needed | promised)
+    yield from (f"blob {name[:12]}, after a week" for name in found["blobsAfterAWeek"] if name not in needed)
     yield from found["hidden"]
     yield from (f"venvs/{name}" for name in found["building"])
     if len(kept) > 3 or not all(each["proven"] for each in kept.values()):

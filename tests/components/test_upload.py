@@ -48,8 +48,8 @@ class Pod:
         process.stderr.write(podctl.stderr)
         process.exit(podctl.returncode)
 
-    def staged(self) -> set[str]:
-        return {path.name.removesuffix(".tar") for path in (self.root / "staging").glob("*.tar")}
+    def blobs(self) -> set[str]:
+        return {path.name for path in (self.root / "blobs/sha256").glob("*")}
 
 
 @pytest.fixture
@@ -122,12 +122,12 @@ def hexes(*facts: BundleFacts) -> set[str]:
 
 def test_only_what_is_missing_is_sent(pod: Pod, upload: Callable[..., None], facts: dict[str, BundleFacts]) -> None:
     upload({"a": "v1"})
-    assert pod.staged() == hexes(facts["v1"])
+    assert pod.blobs() == hexes(facts["v1"])
     pod.calls.clear()
 
     upload({"a": "v1", "b": "v2", "same-as-b": "v2"})
 
-    assert pod.staged() == hexes(facts["v1"], facts["v2"])
+    assert pod.blobs() == hexes(facts["v1"], facts["v2"])
     (missing, _), (received, sent) = pod.calls
     assert (missing, received) == ("missing", "receive-all")
     assert facts["v2"].size < sent < facts["v2"].size + 200, "one bundle and a line about it"
@@ -194,7 +194,7 @@ def test_a_model_whose_bytes_another_one_has_here(
     facts["copy"] = facts["z"] = facts["v1"]
     (project / "adapters" / "v1").rename(project / "adapters" / "copy")
     upload({"a": "v1", "b": "copy", "c": "z"})
-    assert pod.staged() == hexes(facts["v1"])
+    assert pod.blobs() == hexes(facts["v1"])
 
 
 def test_an_upload_that_was_cut_goes_on_where_it_ended(
@@ -208,7 +208,7 @@ def test_an_upload_that_was_cut_goes_on_where_it_ended(
 
     upload({"a": "v1"})
 
-    assert pod.staged() == hexes(facts["v1"])
+    assert pod.blobs() == hexes(facts["v1"])
     assert pod.calls[1][1] <= 0.45 * facts["v1"].size
 
 
@@ -218,4 +218,4 @@ def test_bytes_that_are_no_longer_those_of_the_digest(
     seeded_adapter(project / "adapters" / "v1", seed=99)
     with pytest.raises(UserError, match=r"adapters/v1 changed since this run looked at it \(it was sha256:"):
         upload({"a": "v1"})
-    assert pod.staged() == set()
+    assert pod.blobs() == set()

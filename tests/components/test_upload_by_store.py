@@ -155,7 +155,7 @@ def test_a_refresh_finds_that_the_store_lost_it(s3: S3, keep: Callable[..., Any]
 def test_two_pods_fetch_what_was_uploaded_once(s3: S3, pod: Pod, upload: Upload, facts: Facts, tmp_path: Path) -> None:
     upload({"a": "v1", "b": "v2"}, store=s3.store)
     first = hexes(facts["v1"], facts["v2"])
-    assert pod.staged() == first
+    assert pod.blobs() == first
     assert sum(each.sent for each in s3.uploads) == sum(found.size for found in facts.values())
     s3.requests.clear()
 
@@ -163,7 +163,7 @@ def test_two_pods_fetch_what_was_uploaded_once(s3: S3, pod: Pod, upload: Upload,
     pod.calls.clear()
     upload({"a": "v1", "b": "v2"}, store=s3.store)
 
-    assert pod.staged() == first
+    assert pod.blobs() == first
     assert s3.uploads == []
     assert sorted(each.path for each in s3.downloads) == sorted(f"/lora-pods-tests/{key(f)}" for f in facts.values())
     assert [verb for verb, _ in pod.calls] == ["missing", "fetch"]
@@ -188,7 +188,7 @@ def test_what_a_cut_upload_left_on_the_pod_is_not_fetched_again(s3: S3, pod: Pod
 
     upload({"a": "v1"}, store=s3.store)
 
-    assert pod.staged() == hexes(facts["v1"])
+    assert pod.blobs() == hexes(facts["v1"])
     (download,) = s3.downloads
     assert download.range is not None
     assert int(download.range.removeprefix("bytes=").rstrip("-")) > facts["v1"].size // 2
@@ -208,7 +208,7 @@ def test_an_altered_object_is_served_to_nobody(s3: S3, pod: Pod, upload: Upload,
         upload({"a": "v1"}, store=s3.store)
     assert f"s3://lora-pods-tests/{key(facts['v1'])}" in str(caught.value)
     assert "X-Amz" not in str(caught.value)
-    assert pod.staged() == set()
+    assert pod.blobs() == set()
 
 
 def test_no_url_is_written_down(s3: S3, pod: Pod, upload: Upload, keep: Callable[..., Any]) -> None:

@@ -22,6 +22,7 @@ WHOLE = {
     "generations": {"x/3": {"proven": True, "blobs": [HEX]}},
     "verified": {"ok": [HEX], "rotten": [], "strays": []},
     "stagingAfterAWeek": [],
+    "blobsAfterAWeek": [HEX],
     "hidden": [],
     "building": [],
 }
@@ -148,6 +149,7 @@ def test_a_half(found: dict[str, object], said: str) -> None:
         ({"staging": [f"{HEX}.tar.part"]}, f"staging/{HEX}.tar.part"),
         ({"stagingAfterAWeek": ["b.tar"]}, "staging/b.tar, after a week"),
         ({"blobs": [HEX, "b" * 64]}, "blob bbbbbbbbbbbb"),
+        ({"blobsAfterAWeek": [HEX, "b" * 64]}, "blob bbbbbbbbbbbb, after a week"),
         ({"hidden": [".lock"]}, ".lock"),
         ({"building": ["vllm-0.33.0.building"]}, "venvs/vllm-0.33.0.building"),
         ({"generations": {"x/3": {"proven": False, "blobs": []}}}, "generations {'x/3': "),
@@ -158,8 +160,10 @@ def test_something_left_behind(found: dict[str, object], told: str) -> None:
     assert next(left_behind(planned, {**WHOLE, **found})).startswith(told)
 
 
-def test_half_an_upload_that_was_given_up_may_lie_there() -> None:
+def test_an_upload_that_was_given_up_may_lie_there() -> None:
     planned = replace(schedule(1, 1)[0], gives_up=True)
+    given_up = {"staging": ["b" * 64 + ".x.claim"], "blobs": [HEX, "b" * 64]}
+    assert list(left_behind(planned, {**WHOLE, **given_up})) == []
     assert list(left_behind(planned, {**WHOLE, "staging": ["b.tar.part", f"{HEX}.x.claim"]})) == []
     assert list(left_behind(planned, {**WHOLE, "staging": [f"{HEX}.tar"]})) == [f"staging/{HEX}.tar"]
 

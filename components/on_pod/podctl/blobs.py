@@ -83,30 +83,46 @@ def unpack(store: Store, hexdigest: str) -> bool:
     The digest first, then every header, then a second opinion; only then is anything written, and the blob appears
     whole. A tar that is refused is removed.
     """
+    path = store.staged(hexdigest)
     try:
-        tar = os.open(store.staged(hexdigest), os.O_RDONLY)
+        tar = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         if store.has_blob(hexdigest):
             return False
         raise Refusal("sha256:%s is not on this pod: send it first" % hexdigest) from None
     try:
         digest = hashlib.sha256()
-        size = tars.hash_file(tar, digest)
-        if store.has_blob(hexdigest, size):
-            files.unlink(store.staged(hexdigest))
-            return False
-        try:
-            if digest.hexdigest() != hexdigest:
-                raise Refusal("its digest is sha256:%s" % digest.hexdigest())
-            members = tars.read_tar(tar, size)
-            tars.check_with_tarfile(store.staged(hexdigest), members, store.blob(hexdigest))
-        except Refusal as refusal:
-            files.unlink(store.staged(hexdigest))
-            raise Refusal("sha256:%s is refused and removed: %s" % (hexdigest, refusal)) from None
-        write_blob(store, hexdigest, tar, members)
+        tars.hash_file(tar, digest)
+        return unpack_tar(store, hexdigest, path, tar, digest.hexdigest())
     finally:
         os.close(tar)
-    files.unlink(store.staged(hexdigest))
+
+
+def unpack_arrived(store: Store, hexdigest: str) -> None:
+    """Makes the blob of a part that has all its bytes and, as its receiver found, the right digest.
+
+    The receiver holds the bundle's lock. Until the blob is placed, the promise of `missing` keeps it.
+    """
+    path = store.staged(hexdigest, ".tar.part")
+    with store.lock("unpack"), open(path, "rb") as tar:
+        unpack_tar(store, hexdigest, path, tar.fileno(), hexdigest)
+
+
+def unpack_tar(store: Store, hexdigest: str, path: str, tar: int, found: str) -> bool:
+    size = os.fstat(tar).st_size
+    if store.has_blob(hexdigest, size):
+        files.unlink(path)
+        return False
+    try:
+        if found != hexdigest:
+            raise Refusal("its digest is sha256:%s" % found)
+        members = tars.read_tar(tar, size)
+        tars.check_with_tarfile(path, members, store.blob(hexdigest))
+    except Refusal as refusal:
+        files.unlink(path)
+        raise Refusal("sha256:%s is refused and removed: %s" % (hexdigest, refusal)) from None
+    write_blob(store, hexdigest, tar, members)
+    files.unlink(path)
     return True
 
 

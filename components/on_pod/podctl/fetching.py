@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from . import files, receiving, tars, waiting
+from . import blobs, files, receiving, tars, waiting
 from .documents import Document, field
 from .names import hex_of
 from .said import GO_ON, Refusal, human, say
@@ -174,6 +174,7 @@ class Fetches:
         self.faults: Dict[str, List[str]] = {}  # what is said -> of which objects; of none where it holds for all
         self.error: Optional[BaseException] = None
         self.interrupted = threading.Event()
+        self.unpacking = threading.Lock()  # none of these waits for another as for another podctl
         self.trusted = ssl.create_default_context()  # the system's authorities
 
     def run(self) -> Dict[str, int]:
@@ -250,7 +251,7 @@ class Fetches:
                     self.error = error
 
     def fetch(self, wanted: Wanted, line: Line) -> bool:
-        """Takes one bundle into the files that `receive` takes it into. -> False if it was here already."""
+        """Takes one bundle into the part that `receive-all` takes it into, and unpacks it. -> False if it was here."""
         hexdigest = wanted.hexdigest
         with self.store.hold("fetch", self.store.staged(hexdigest, ".lock")):
             if receiving.is_here(self.store, hexdigest, wanted.size):
@@ -261,8 +262,9 @@ class Fetches:
                     part = Part(file)
                     kept = part.at
                     self.complete(part, wanted, line)
-                    os.fsync(file.fileno())
-                if receiving.adopted(self.store, hexdigest, part.digest):
+                if receiving.is_right(self.store, hexdigest, part.digest):
+                    with self.unpacking:
+                        blobs.unpack_arrived(self.store, hexdigest)
                     return True
                 if not kept:
                     raise Unfetched(

@@ -23,6 +23,11 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
+def fsync_file(path: str) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def make_dirs(path: str, mode: int = 0o755) -> None:
     """Makes a directory, and those above it, so that a power cut takes away none that holds something."""
     if os.path.isdir(path):

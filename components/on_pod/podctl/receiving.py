@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import threading
 from typing import Any, BinaryIO, Optional, Sequence
 
-from . import files, tars
+from . import blobs, files, tars
 from .documents import Document, field, optional
 from .names import hex_of
 from .said import Refusal, human, say, shown
@@ -16,38 +18,32 @@ from .store import Store
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
 
 
-def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
-    """Takes one bundle's bytes from `stream`: those after `offset`, up to `size` (to the end, if None).
+def take(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
+    """Takes one bundle's bytes from `stream` into its part: those after `offset`, up to `size` (to the end, if None).
 
-    The first `offset` bytes must be here from an earlier try. What arrives is kept for the next try unless the
-    stream held everything and the digest is wrong. -> bytes taken; 0 if the bundle was here already (then the
-    bytes are read past, where their number is known).
+    The caller holds the bundle's lock. The first `offset` bytes must be here from an earlier try. What arrives is kept
+    for the next try unless the stream held everything and the digest is wrong. -> bytes taken
     """
-    store.make_staging()
     part = store.staged(hexdigest, ".tar.part")
-    with store.hold("receive", store.staged(hexdigest, ".lock")):
-        if is_here(store, hexdigest, size):
-            drain(stream, 0 if size is None else size - offset)
-            return 0
-        with files.no_remains(part), open(part, "r+b" if offset else "wb", buffering=0) as file:
-            digest = hashlib.sha256()
-            if tars.hash_file(file.fileno(), digest, offset) != offset:
-                raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
-            file.truncate(offset)
-            file.seek(offset)
-            count = pump(stream, file, digest, None if size is None else size - offset)
-            os.fsync(file.fileno())
+    with files.no_remains(part), open(part, "r+b" if offset else "wb", buffering=0) as file:
+        digest = hashlib.sha256()
+        if tars.hash_file(file.fileno(), digest, offset) != offset:
+            raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
+        file.truncate(offset)
+        file.seek(offset)
+        count = pump(stream, file, digest, None if size is None else size - offset)
         if size is not None and offset + count < size:
+            os.fsync(file.fileno())  # of a whole bundle the blob will be
             raise Refusal(
                 "the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
                 % (offset + count, size, hexdigest)
             )
-        if not adopted(store, hexdigest, digest):
-            raise Refusal(
-                "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
-                % (offset + count, hexdigest, digest.hexdigest())
-            )
-        return count
+    if not is_right(store, hexdigest, digest):
+        raise Refusal(
+            "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
+            % (offset + count, hexdigest, digest.hexdigest())
+        )
+    return count
 
 
 def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
@@ -56,15 +52,12 @@ def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
     return store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged))
 
 
-def adopted(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
-    """Makes a part that has all its bytes the staged bundle; one of another digest is thrown away. -> which it was"""
-    part = store.staged(hexdigest, ".tar.part")
-    if digest.hexdigest() != hexdigest:
-        files.unlink(part)
-        return False
-    os.rename(part, store.staged(hexdigest))
-    files.fsync_dir(store.path("staging"))
-    return True
+def is_right(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
+    """Whether a part that has all its bytes has this digest. One of another is thrown away."""
+    if digest.hexdigest() == hexdigest:
+        return True
+    files.unlink(store.staged(hexdigest, ".tar.part"))
+    return False
 
 
 def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[int]) -> int:
@@ -84,6 +77,7 @@ def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[i
 
 
 def drain(stream: BinaryIO, count: int) -> None:
+    """Reads past the bytes of a bundle that is here already."""
     while count > 0:
         piece = stream.read(min(files.PIECE, count))
         if not piece:
@@ -111,6 +105,21 @@ def verb_receive(store: Store, options: Any) -> Document:
             "more than the %d bytes declared arrived as sha256:%s: they are thrown away" % (options.size, hexdigest)
         )
     return {"digest": options.digest, "have": have, "received": received}
+
+
+def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
+    """Takes one bundle and leaves it staged. -> bytes taken; 0 if it was here already"""
+    store.make_staging()
+    part = store.staged(hexdigest, ".tar.part")
+    with store.hold("receive", store.staged(hexdigest, ".lock")):
+        if is_here(store, hexdigest, size):
+            drain(stream, 0 if size is None else size - offset)
+            return 0
+        count = take(store, stream, hexdigest, size, offset)
+        files.fsync_file(part)
+        os.rename(part, store.staged(hexdigest))
+        files.fsync_dir(store.path("staging"))
+        return count
 
 
 def verb_missing(store: Store, document: Document) -> Document:
@@ -165,7 +174,7 @@ def check_room(store: Store, coming: int, sizes: Sequence[int]) -> int:
 
 
 def verb_receive_all(store: Store, options: Any) -> Document:
-    """A line of JSON saying which bundles come, then their bytes, one after the other."""
+    """A line of JSON saying which bundles come, then their bytes, one after the other; each is unpacked meanwhile."""
     try:
         document = json.loads(options.stdin.readline().decode("utf-8"))
     except ValueError:
@@ -179,10 +188,55 @@ def verb_receive_all(store: Store, options: Any) -> Document:
     store.make_staging()
     to_come = [(size, offset) for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)]
     check_room(store, sum(size - offset for size, offset in to_come), [size for size, _ in to_come])
-    received = {}
-    for hexdigest, size, offset in plan:
-        received["sha256:" + hexdigest] = receive(store, options.stdin, hexdigest, size, offset)
-        say("sha256:%s is here (%s)" % (hexdigest, human(size)))
-    if options.stdin.read(1):
-        raise Refusal("more bytes arrived than the %d bundles declared" % len(plan))
+    received = dict.fromkeys(("sha256:" + hexdigest for hexdigest, _, _ in plan), 0)
+    with Unpacking(store) as unpacking:
+        for hexdigest, size, offset in plan:
+            with contextlib.ExitStack() as held:
+                held.enter_context(store.hold("receive", store.staged(hexdigest, ".lock")))
+                if is_here(store, hexdigest, size):
+                    drain(options.stdin, size - offset)
+                else:
+                    received["sha256:" + hexdigest] = take(store, options.stdin, hexdigest, size, offset)
+                    unpacking.end()
+                    unpacking.begin(hexdigest, held.pop_all())
+            say("sha256:%s is here (%s)" % (hexdigest, human(size)))
+        if options.stdin.read(1):
+            raise Refusal("more bytes arrived than the %d bundles declared" % len(plan))
     return {"received": received}
+
+
+class Unpacking:
+    """Unpacks a bundle on a thread of its own: waiting for the disk would hold up the bytes of the next one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.thread: Optional[threading.Thread] = None
+        self.error: Optional[BaseException] = None
+
+    def begin(self, hexdigest: str, held: contextlib.ExitStack) -> None:
+        """`held` is the bundle's lock, which goes when it is unpacked."""
+        self.thread = threading.Thread(target=self.work, args=(hexdigest, held))
+        self.thread.start()
+
+    def work(self, hexdigest: str, held: contextlib.ExitStack) -> None:
+        try:
+            with held:
+                blobs.unpack_arrived(self.store, hexdigest)
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Waits for the bundle at hand. Raises what went wrong with it."""
+        if self.thread is not None:
+            self.thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def __enter__(self) -> "Unpacking":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.end()
+        elif self.thread is not None:
+            self.thread.join()

@@ -14,6 +14,7 @@ import re
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -94,13 +95,15 @@ def run(
 
 def _live(pod: PodDirectory, argv: tuple[str, ...], stdin: bytes, kill_at: int | None, parent: Connection) -> None:
     count = 0
+    turn = threading.Lock()
 
     def step(what: str, *paths: str, data: bytes = b"") -> None:
         nonlocal count
-        parent.send(("step", (what, paths, data)))
-        if count == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        count += 1
+        with turn:
+            parent.send(("step", (what, paths, data)))
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
 
     class Stream(io.BytesIO):
         def readinto(self, buffer: Any) -> int:

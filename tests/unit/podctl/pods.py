@@ -62,6 +62,10 @@ class PodDirectory:
     def blob(self, digest: str) -> Path:
         return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
+    def unpacked(self, digest: str) -> bytes:
+        """The bundle that a blob came from."""
+        return bundle((self.blob(digest) / WEIGHTS).read_bytes(), (self.blob(digest) / CONFIG).read_bytes())
+
     def blobs(self) -> set[str]:
         blobs = self.root / "blobs" / "sha256"
         return {"sha256:" + path.name for path in blobs.iterdir()} if blobs.is_dir() else set()

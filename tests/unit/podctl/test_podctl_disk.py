@@ -102,7 +102,7 @@ def test_too_small_a_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk
     assert promised == {DIGEST.removeprefix("sha256:") + ".claim"}, "and nothing else is left"
 
     disk.make_room()
-    assert pod.run("fetch", stdin={"bundles": [s3.bundle(DIGEST)]}).status == 0
+    pod.stage(BIG)
     disk.fill(leave=3 * MIB)
     assert missing(pod) == [], "what has arrived needs no more than to be unpacked"
 
@@ -131,12 +131,21 @@ def test_a_disk_that_fills_up_meanwhile_is_given_back(
         assert disk.free == before
 
     disk.make_room()
-    assert pod.run("receive-all", stdin=sent).status == 0
-    disk.fill(leave=MIB)
+    disk.fill(leave=3 * MIB)  # it arrives, and there is no room for its files beside it
     before = disk.free
+    answer = pod.run("receive-all", stdin=sent)
+    assert (answer.status, answer.lines[1:]) == (1, full(pod))
+    assert answer.lines[0] == f"{DIGEST} is here (2.0 MiB)"
+    assert pod.staged(DIGEST, ".tar.part").read_bytes() == BIG, "it goes on from there"
+    pod.staged(DIGEST, ".tar.part").unlink()
+    assert disk.free == before
+
+    pod.stage(BIG)
     answer = pod.place({"m": DIGEST})
     assert (answer.status, answer.lines) == (1, full(pod))
+    pod.staged(DIGEST).unlink()
     assert (pod.blobs(), disk.free) == (set(), before)
+    pod.stage(BIG)
     assert not (pod.root / "refs").exists()
 
     disk.make_room()

@@ -99,16 +99,16 @@ def refused(sentence: str) -> Answer:
 # --- what arrives ---------------------------------------------------------------------------------------------------
 
 
-def test_bundles_arrive_where_receive_puts_them(pod: PodDirectory, s3: S3) -> None:
+def test_bundles_arrive_and_are_unpacked(pod: PodDirectory, s3: S3) -> None:
     answer = fetch(pod, s3.bundle(DIGEST), s3.bundle(OTHER_DIGEST))
 
     assert (answer.status, answer.result) == (0, {"fetched": {DIGEST: SIZE, OTHER_DIGEST: len(OTHER)}})
     assert sorted(answer.lines) == sorted([HERE, OTHER_HERE])
     assert sorted(s3.asked) == sorted([Asked(DIGEST, ""), Asked(OTHER_DIGEST, "")])
-    assert (pod.staged(DIGEST).read_bytes(), pod.staged(OTHER_DIGEST).read_bytes()) == (TAR, OTHER)
-    assert part(pod) is None
-    assert pod.blobs() == set()
-    assert pod.place({"m": DIGEST}).result["unpacked"] == [DIGEST]
+    assert (pod.unpacked(DIGEST), pod.unpacked(OTHER_DIGEST)) == (TAR, OTHER)
+    assert list((pod.root / "staging").iterdir()) == []
+    assert pod.run("verify").result["ok"] == sorted([DIGEST, OTHER_DIGEST])
+    assert pod.place({"m": DIGEST}).result == {"unpacked": [], "dropped": [], "collected": [OTHER_DIGEST]}
 
 
 def test_what_is_here_is_not_asked_for(pod: PodDirectory, s3: S3) -> None:
@@ -129,7 +129,7 @@ def test_a_part_is_gone_on_with(pod: PodDirectory, s3: S3) -> None:
 
     assert answer == (0, {"fetched": {DIGEST: SIZE - 1_500_001}}, [HERE])
     assert (s3.asked, s3.sent) == ([Asked(DIGEST, "bytes=1500001-")], [SIZE - 1_500_001])
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_receive_goes_on_with_what_was_fetched(pod: PodDirectory, s3: S3) -> None:
@@ -145,7 +145,7 @@ def test_a_part_that_has_all_its_bytes_is_only_hashed(pod: PodDirectory, s3: S3)
 
     assert fetch(pod, s3.bundle(DIGEST)) == (0, {"fetched": {DIGEST: 0}}, [HERE])
     assert s3.asked == []
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 @pytest.mark.parametrize("kept", [TAR + b"more", b""])
@@ -154,7 +154,7 @@ def test_a_part_that_is_too_long_or_empty_is_begun_again(kept: bytes, pod: PodDi
 
     assert fetch(pod, s3.bundle(DIGEST)).result == {"fetched": {DIGEST: SIZE}}
     assert s3.asked == [Asked(DIGEST, "")]
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_a_damaged_part_is_not_held_against_the_object(pod: PodDirectory, s3: S3) -> None:
@@ -162,7 +162,7 @@ def test_a_damaged_part_is_not_held_against_the_object(pod: PodDirectory, s3: S3
 
     assert fetch(pod, s3.bundle(DIGEST)) == (0, {"fetched": {DIGEST: 2 * SIZE - 1000}}, [HERE])
     assert s3.asked == [Asked(DIGEST, "bytes=1000-"), Asked(DIGEST, "")]
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_a_server_that_ignores_ranges_is_taken_from_the_start(pod: PodDirectory, s3: S3) -> None:
@@ -171,7 +171,7 @@ def test_a_server_that_ignores_ranges_is_taken_from_the_start(pod: PodDirectory,
 
     assert fetch(pod, s3.bundle(DIGEST)) == (0, {"fetched": {DIGEST: SIZE}}, [HERE])
     assert s3.asked == [Asked(DIGEST, "bytes=1000-")]
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 @pytest.mark.parametrize("headers", [(ranged(999, SIZE),), (f"Content-Range: bytes 1000-2000/{SIZE}",), ()])
@@ -184,7 +184,7 @@ def test_bytes_of_another_range_are_not_taken(headers: tuple[str, ...], pod: Pod
     said = f"{s3.host} answers with other bytes than it was asked for: trying again in 1 s"
     assert answer == (0, {"fetched": {DIGEST: SIZE}}, [said, HERE])
     assert s3.asked == [Asked(DIGEST, "bytes=1000-"), Asked(DIGEST, "")]
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_a_server_of_nothing_but_other_ranges_ends_with_a_sentence(pod: PodDirectory, s3: S3) -> None:
@@ -257,7 +257,7 @@ def test_a_cut_goes_on_from_where_it_was(pod: PodDirectory, s3: S3, waited: list
     assert [asked.range for asked in s3.asked] == ["", "bytes=500000-", "bytes=800000-"]
     assert s3.sent == [500_000, 300_000, SIZE - 800_000]
     assert waited == [1, 2]
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_a_line_that_is_cut_again_and_again_brings_it_as_long_as_each_try_brings_much(
@@ -344,7 +344,7 @@ def test_a_store_that_goes_silent_counts_as_cut(
     first, second = (asked.range for asked in s3.asked)
     start = int(second.removeprefix("bytes=").removesuffix("-"))
     assert (first, start >= 100_000, start == 100_000) == ("", True, then == "stall")
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_a_fetch_nobody_waits_for_ends_at_once_and_keeps_what_came(
@@ -562,7 +562,7 @@ def test_what_is_wrong_with_several_is_told_together_and_the_others_are_kept(pod
         f"- {OTHER_NAME}: it has {len(OTHER) + 1} bytes in the store where {len(OTHER)} were pushed: it was altered; "
         "remove the object, then run `lora push`",
     ]
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 # --- the network and the disk ---------------------------------------------------------------------------------------
@@ -697,7 +697,7 @@ def test_one_that_the_system_trusts_is_taken(
 
     assert answer.lines == [f"the connection to {https.host} was cut: trying again in 1 s", HERE]
     assert [asked.range for asked in https.asked] == ["", "bytes=1000-"]
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_silence_over_tls_is_ended_from_outside(
@@ -736,7 +736,7 @@ def test_https_goes_through_the_proxy_which_sees_the_host_alone(
     assert "Proxy" not in get
 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    pod.staged(DIGEST).unlink()
+    pod.run("gc")
     https.heads.clear()
     assert fetch(pod, https.bundle(DIGEST)).status == 0
     assert len(https.heads) == 1

@@ -24,6 +24,7 @@ TARS = {digest_of(tar): tar for tar in map(bundle, (b"1" * 1500, b"2" * 1500, b"
 ONE, TWO, THREE = TARS
 PROGRAM = "print('podctl')\n# the end\n"
 BASE = "org/base"
+ARRIVING = ("receive-all", "fetch")
 
 
 class World:
@@ -60,6 +61,13 @@ class World:
             missing = self.pod.run("missing", stdin={"bundles": sizes}).result["missing"]
             return self.pod.run("receive-all", stdin=stream(missing))
         return self.pod.run(*self.argv, stdin=self.stdin)
+
+    def end(self) -> dict[str, bytes]:
+        """What there is at last: of bundles that arrived, once they are placed."""
+        if self.argv[0] in ARRIVING:
+            placed = self.pod.place({"a": ONE, "b": TWO})
+            assert placed.status == 0, placed
+        return faults.settled(self.pod)
 
     def boot(self, switched: list[str]) -> None:
         """Everything that ran is gone, and what is enabled starts. `switched` is what systemctl was told meanwhile."""
@@ -240,12 +248,12 @@ def test_killed_at_any_step(scenario: Callable[[World], None], world: World) -> 
     world.begin(scenario)
     whole = world.killed(None)
     assert whole.answer is not None
-    ended = faults.settled(world.pod)
     assert faults.wrong(world.pod) == []
+    ended = world.end()
 
     for at, step in enumerate(whole.steps):
         world.begin(scenario)
-        if "fetch" not in world.argv:
+        if world.argv[0] not in ARRIVING:
             assert world.killed(at).answer is None, step
         elif world.killed(at).answer is not None:
             continue  # two threads take turns as they like, and some of their steps are many or few
@@ -254,7 +262,7 @@ def test_killed_at_any_step(scenario: Callable[[World], None], world: World) -> 
         again = world.again()
         assert again.status == whole.answer.status, (step, again)
         assert faults.wrong(world.pod) == [], step
-        assert faults.settled(world.pod) == ended, f"killed before step {at}, {step}"
+        assert world.end() == ended, f"killed before step {at}, {step}"
 
 
 @pytest.mark.parametrize("before", [("good",), ("older", "good")])
@@ -277,3 +285,36 @@ def test_a_rollback_that_was_killed_and_is_run_again_goes_one_step_back(before: 
         again = world.again()
         assert (again.status, again.result) == (0, whole.answer.result), (step, again)
         assert faults.settled(world.pod) == ended, step
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_without_power_at_any_step(scenario: Callable[[World], None], world: World) -> None:
+    """What was not fsynced in time may be gone; what a verb answered for is not."""
+    world.begin(scenario)
+    disk = faults.Disk(world.pod.root.parent)
+    whole = world.killed(None)
+    assert whole.answer is not None
+    answered = faults.settled(world.pod)
+    ended = world.end()
+
+    seen = set()
+    switched: list[str] = []
+    for step in whole.steps:
+        disk.do(step)
+        if " enable " in step.what or " disable " in step.what:
+            switched.append(step.what)
+        for tree in disk.after_a_cut():
+            state = (step.what == "answer", frozenset(tree.items()))
+            if state in seen:
+                continue
+            seen.add(state)
+            world.begin(scenario)
+            faults.write_tree(world.pod.root.parent, tree)
+            assert scenario in NOT_WHOLE or faults.wrong(world.pod, modes=False) == [], f"after {step}"
+            if step.what == "answer":
+                assert faults.settled(world.pod, hidden=False) == answered, "its answer was too early"
+            world.boot(switched)
+            again = world.again()
+            assert again.status == whole.answer.status, (step, again)
+            assert faults.wrong(world.pod) == [], step
+            assert world.end() == ended, step

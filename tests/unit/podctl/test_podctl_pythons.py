@@ -57,7 +57,7 @@ def test_a_bundle_goes_all_the_way(
         s3.close()
     assert answer == {"fetched": {fetched: len(other) - 1000}}
     assert [asked.range for asked in s3.asked] == ["bytes=1000-"]
-    assert pod.staged(fetched).read_bytes() == other
+    assert pod.unpacked(fetched) == other
     secrets = run("secrets", stdin=b'{"engine": "e", "secrets": {"A": "b"}}')
     assert run("secrets", stdin=b'{"engine": "e", "secrets": {"A": "b"}}') == secrets
     assert run("unsecret", "--engine", "e") == {"removed": True}

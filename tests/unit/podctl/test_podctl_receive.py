@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_a_bundle_that_is_unpacked_already_is_not_received(pod: PodDirectory) ->
     assert pod.run("receive", DIGEST, stdin=b"") == (0, {"digest": DIGEST, "have": True, "received": 0}, [])
 
 
-def test_receive_all_takes_bundles_one_after_the_other(pod: PodDirectory) -> None:
+def test_receive_all_takes_bundles_one_after_the_other_and_unpacks_them(pod: PodDirectory) -> None:
     pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1000])
 
     answer = pod.run(
@@ -139,8 +140,62 @@ def test_receive_all_takes_bundles_one_after_the_other(pod: PodDirectory) -> Non
         {"received": {OTHER_DIGEST: len(OTHER), DIGEST: SIZE - 1000}},
         [f"{OTHER_DIGEST} is here (3.0 KiB)", f"{DIGEST} is here (2.9 MiB)"],
     )
-    assert (pod.staged(OTHER_DIGEST).read_bytes(), pod.staged(DIGEST).read_bytes()) == (OTHER, TAR)
+    assert (pod.unpacked(OTHER_DIGEST), pod.unpacked(DIGEST)) == (OTHER, TAR)
+    assert list((pod.root / "staging").iterdir()) == []
     assert missing(pod, {DIGEST: SIZE, OTHER_DIGEST: len(OTHER)}) == {}
+
+
+def test_what_arrived_is_kept_until_it_is_placed(pod: PodDirectory) -> None:
+    """Somebody else's clean-up may come in between."""
+    pod.run("missing", stdin={"engine": names.engine_of("prod", "org/base"), "bundles": {DIGEST: SIZE}})
+    pod.run("receive-all", stdin=head((DIGEST, SIZE, 0)) + TAR)
+
+    assert pod.run("gc").result == {"collected": []}
+    assert pod.place({"m": DIGEST}).status == 0
+    pod.run("unplace", "--stack", "prod", "--base", "org/base")
+    assert pod.blobs() == set()
+
+
+def test_a_bundle_is_unpacked_while_the_next_one_arrives(pod: PodDirectory) -> None:
+    process = podctl_process(pod, "receive-all")
+    assert process.stdin is not None
+    part = pod.staged(DIGEST, ".tar.part")
+    with files.hold(str(pod.root / ".lock"), "place"):  # of another stack, which needs long
+        process.stdin.write(head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 0)) + OTHER + TAR[:2_000_000])
+        process.stdin.flush()
+        until(lambda: part.exists() and part.stat().st_size > 1_000_000)
+        holder = files.holder_of(str(pod.staged(OTHER_DIGEST, ".lock")))
+        assert holder.startswith(f"pid {process.pid}, receive, "), "else another sender would write there"
+        assert pod.blobs() == set()
+    until(lambda: pod.blobs() == {OTHER_DIGEST})
+    process.stdin.write(TAR[2_000_000:])
+    out, _ = process.communicate(timeout=30)
+    assert json.loads(out) == {"received": {OTHER_DIGEST: len(OTHER), DIGEST: SIZE}}
+    assert pod.blobs() == {OTHER_DIGEST, DIGEST}
+
+
+def test_what_is_no_bundle_is_refused_as_it_comes(pod: PodDirectory) -> None:
+    """Its digest is right, so it is what was declared. What came after it is kept."""
+    tar = bundle() + b"x" * 512
+    sent = head((digest_of(tar), len(tar), 0), (DIGEST, SIZE, 0)) + tar + TAR
+
+    answer = pod.run("receive-all", stdin=sent)
+
+    refusal = f"{digest_of(tar)} is refused and removed: the tar goes on after its end, at byte 2048"
+    assert (answer.status, answer.lines[-1]) == (1, refusal)
+    assert pod.blobs() == set()
+    assert missing(pod, {digest_of(tar): len(tar), DIGEST: SIZE}) == {digest_of(tar): 0, DIGEST: SIZE}
+    assert pod.run("receive-all", stdin=head((DIGEST, SIZE, SIZE))).result == {"received": {DIGEST: 0}}
+    assert pod.unpacked(DIGEST) == TAR
+
+
+def test_a_cut_is_told_once_the_bundle_before_it_is_unpacked(pod: PodDirectory) -> None:
+    sent = head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 0)) + OTHER + TAR[:10]
+
+    answer = pod.run("receive-all", stdin=sent)
+
+    assert answer.lines[-1].startswith("the connection ended after 10 of ")
+    assert pod.blobs() == {OTHER_DIGEST}
 
 
 def test_receive_all_keeps_what_came_before_the_cut(pod: PodDirectory) -> None:
@@ -161,7 +216,8 @@ def test_receive_all_reads_past_what_somebody_else_sent_meanwhile(pod: PodDirect
     answer = pod.run("receive-all", stdin=head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 0)) + OTHER + TAR)
 
     assert answer.result == {"received": {OTHER_DIGEST: 0, DIGEST: SIZE}}
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
+    assert pod.blobs() == {DIGEST}, "what arrived before this run may have been cut by a power cut: place hashes it"
 
 
 def test_receive_all_refuses_bytes_nobody_declared(pod: PodDirectory) -> None:
@@ -198,7 +254,6 @@ def test_missing_counts_no_blob_that_lost_bytes(pod: PodDirectory) -> None:
 
     assert missing(pod, {OTHER_DIGEST: len(OTHER)}) == {OTHER_DIGEST: 0}
     pod.run("receive-all", stdin=head((OTHER_DIGEST, len(OTHER), 0)) + OTHER)
-    assert pod.place({"m": OTHER_DIGEST}).result["unpacked"] == [OTHER_DIGEST]
     assert (pod.blob(OTHER_DIGEST) / WEIGHTS).read_bytes() == b"other"
 
 
@@ -238,6 +293,13 @@ def test_nothing_missing_needs_no_disk(pod: PodDirectory, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "statvfs", lambda path: Disk(0, 1, 0, 0))
 
     assert pod.run("missing", stdin={"bundles": {}}) == (0, {"missing": {}, "freeBytes": 0}, [])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def podctl_process(pod: PodDirectory, *arguments: str) -> subprocess.Popen[bytes]:
@@ -414,7 +476,7 @@ def test_one_bundle_from_two_senders_arrives_once(pod: PodDirectory) -> None:
     second_out, _ = second.communicate(timeout=30)
     assert json.loads(first_out) == {"received": {DIGEST: SIZE}}
     assert json.loads(second_out) == {"received": {DIGEST: 0}}
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_answers_are_one_line(pod: PodDirectory) -> None:
