@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -57,6 +58,24 @@ def test_a_stream_arrives_whole_and_the_answer_comes_back() -> None:
             assert answer == {"received": 9 << 20, "command": "podctl receive-all"}
 
     asyncio.run(run())
+
+
+def test_every_packet_of_a_stream_has_bytes_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[int] = []
+    logged = asyncssh.SSHServerConnection.log_received_packet
+
+    def log(self: asyncssh.SSHServerConnection, kind: int, *rest: Any, **options: Any) -> None:
+        kinds.append(kind)
+        logged(self, kind, *rest, **options)
+
+    monkeypatch.setattr(asyncssh.SSHServerConnection, "log_received_packet", log)
+
+    async def run() -> None:
+        async with server(swallow) as address, open_session(address, text(CLIENT)) as session:
+            assert (await session.stream("podctl receive-all", [bytes(9 << 20)]))["received"] == 9 << 20
+
+    asyncio.run(run())
+    assert kinds.count(ssh.MSG_IGNORE) < 10, "a few are sent before the login is over"
 
 
 def test_a_refusal_is_told_in_podctls_words_and_made_harmless() -> None:
