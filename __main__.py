@@ -2,10 +2,14 @@
 
 import pulumi
 
-from components.core.errors import UserError, printable_text
-from components.deployment import Deployment
-from components.described import Described
-from components.settings import program_config
+from components.head_start import head_start
+
+providers = head_start()  # they load while we do, so before the rest is imported
+
+from components.core.errors import UserError, printable_text  # noqa: E402
+from components.deployment import Deployment  # noqa: E402
+from components.described import Described  # noqa: E402
+from components.settings import program_config  # noqa: E402
 
 stack = pulumi.get_stack()
 try:

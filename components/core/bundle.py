@@ -11,21 +11,15 @@ import os
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 
 from components.core.adapter import CONFIG_NAME, WEIGHTS_NAME, Adapter, open_regular, shown_path
 from components.core.errors import UserError, os_reason
-from components.core.read_ahead import read_ahead
 
 BLOCK = 512
 # What is larger than this comes from the system in pages that have to be cleared first, at every copy: sending it over
 # SSH in pieces of 1 MiB takes half as much of a core again.
 CHUNK = 128 * 1024
-# Copying a file's bytes out of the system's cache takes a fifth of the time that hashing them does: a bundle this large
-# is read by one thread and hashed by another. Two buffers of this size stay in a core's own cache.
-HASHED_CHUNK = 512 * 1024
-READ_AHEAD_FROM = 8 * HASHED_CHUNK
 END_OF_ARCHIVE = bytes(2 * BLOCK)
 LARGEST_MEMBER = 8**11 - 1  # 11 octal digits
 LONGEST_NAME = 100
@@ -73,7 +67,7 @@ def stream_bundle(members: Sequence[Member], chunk: int = CHUNK) -> Generator[by
     Raises:
         UserError: a file cannot be read, or changed while it was being read.
     """
-    for piece in _pieces(members, [chunk]):
+    for piece in _pieces(members, chunk):
         yield bytes(piece)
 
 
@@ -84,11 +78,7 @@ def digest_bundle(members: Sequence[Member], counted: Callable[[int], None] | No
         UserError: a file cannot be read, or changed while it was being read.
     """
     sha256 = hashlib.sha256()
-    if bundle_size(members) < READ_AHEAD_FROM:
-        pieces = _pieces(members, [HASHED_CHUNK])
-    else:
-        pieces = read_ahead(_pieces(members, [HASHED_CHUNK] * 2), 2)
-    for piece in pieces:
+    for piece in _pieces(members, CHUNK):
         sha256.update(piece)
         if counted:
             counted(len(piece))
@@ -130,18 +120,18 @@ def _changed(path: Path) -> UserError:
     return UserError(f"{shown_path(path)}: changed while it was being read; run again when nothing writes to it.")
 
 
-def _pieces(members: Sequence[Member], chunks: Sequence[int]) -> Iterator[bytes | memoryview]:
-    """The tar. A piece of a file is a view into one of as many buffers as `chunks` has sizes, used in turn."""
-    buffers = cycle([memoryview(bytearray(size)) for size in chunks])
+def _pieces(members: Sequence[Member], chunk: int) -> Iterator[bytes | memoryview]:
+    """The tar. A piece of a file is a view into one buffer, good until the next is asked for."""
+    buffer = memoryview(bytearray(chunk))
     for member in members:
         yield ustar_header(member.name, member.size)
-        yield from _file_pieces(member, buffers)
+        yield from _file_pieces(member, buffer)
         if padding := _padding(member.size):
             yield bytes(padding)
     yield END_OF_ARCHIVE
 
 
-def _file_pieces(member: Member, buffers: Iterator[memoryview]) -> Iterator[memoryview]:
+def _file_pieces(member: Member, buffer: memoryview) -> Iterator[memoryview]:
     place = shown_path(member.path)
     with open_regular(member.path, place) as stream:
         try:
@@ -150,7 +140,6 @@ def _file_pieces(member: Member, buffers: Iterator[memoryview]) -> Iterator[memo
                 raise _changed(member.path)
             left = member.size
             while left > 0:
-                buffer = next(buffers)
                 count = stream.readinto(buffer[: min(left, len(buffer))])
                 if not count:
                     raise _changed(member.path)

@@ -46,7 +46,6 @@ BUNDLE_RULES = (
     "json_text.py",
     "listing.py",
     "lora_names.py",
-    "read_ahead.py",
     "safetensors_header.py",
 )
 

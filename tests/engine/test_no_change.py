@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -29,6 +30,22 @@ def test_a_second_up_changes_nothing_and_a_second_preview_reads_no_weights(deplo
     assert opened_weights(deployed.stack) == []
     shutil.rmtree(deployed.stack.checkout.environment["XDG_CACHE_HOME"])
     assert len(opened_weights(deployed.stack)) >= 2, "without its memory of digests it has to read them"
+
+
+def test_the_providers_are_asked_for_before_anything_is_declared(deployed: Client, tmp_path: Path) -> None:
+    environment = deployed.stack.checkout.environment
+    log = tmp_path / "calls"
+    environment["PULUMI_DEBUG_GRPC"] = str(log)
+    try:
+        deployed.stack.preview("--expect-no-changes")
+    finally:
+        del environment["PULUMI_DEBUG_GRPC"]
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    begun = [call for call in calls if call["progress"] == "request_started"]
+    asked = [(call["method"].rpartition("/")[2], (call["request"] or {}).get("tok")) for call in begun]
+    assert asked.index(("Invoke", "pulumi-python:dynamic:none")) < asked.index(("RegisterResource", None))
+    kinds = [resource["type"] for resource in deployed.stack.export()["deployment"]["resources"]]
+    assert kinds.count("pulumi:providers:pulumi-python") == 1, "it is the resources' own provider"
 
 
 def test_the_same_weights_from_elsewhere_are_no_change(deployed: Client, tmp_path: Path) -> None:

@@ -17,7 +17,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Every module belongs to the layer with the longest matching name; a layer may import itself, and these.
 ALLOWED: Mapping[str, frozenset[str]] = {
-    "__main__": frozenset({"components.deployment", "components.described", "components.settings", "components.core"}),
+    "__main__": frozenset(
+        {
+            "components.deployment",
+            "components.described",
+            "components.head_start",
+            "components.settings",
+            "components.core",
+        }
+    ),
+    # Whatever it imported, the providers' process would wait for.
+    "components.head_start": frozenset(),
     "components.deployment": frozenset(
         {
             "components.described",
@@ -122,10 +132,13 @@ ALLOWED: Mapping[str, frozenset[str]] = {
 # Names from outside, and the only modules that may use them.
 OWNERS: Mapping[str, frozenset[str]] = {
     "pulumi.Config": frozenset({"components.settings"}),
+    "pulumi.runtime.proto": frozenset({"components.console", "components.head_start"}),
     "pulumi_command": frozenset({"components.remote"}),
     "jinja2": frozenset({"components.render"}),
     "asyncssh": frozenset({"components.ssh"}),
     "yaml": frozenset({"components.stack_files"}),
+    "grpc": frozenset({"components.console"}),
+    "cryptography": frozenset({"components.certificate", "components.pods.keys"}),
     "boto3": frozenset({"components.store"}),
     "botocore": frozenset({"components.store", "components.store_errors"}),
     "pulumi_aws": frozenset({"components.pods.ec2"}),
@@ -270,6 +283,9 @@ def test_what_runs_on_the_pod_needs_nothing_but_python_and_points_one_way() -> N
     assert [fault for module in modules for fault in on_pod_faults(module)] == []
 
 
+LATE = frozenset({"annotated_types", "asyncssh", "cryptography", "jinja2", "pulumi_command", "pydantic"})
+
+
 def loaded_by(*modules: str) -> set[str]:
     program = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
@@ -283,8 +299,19 @@ def test_the_program_starts_without_heavy_libraries() -> None:
 def test_the_providers_process_loads_little_for_a_preview() -> None:
     """Every preview waits for it; it has to compare inputs, and neither to parse a stack file nor to reach a pod."""
     providers = ("components.bundles", "components.pods.reach", "components.pods.sandbox", "components.pods.host_key")
-    late = {"annotated_types", "asyncssh", "cryptography", "jinja2", "pulumi_command", "pydantic"}
-    assert loaded_by(*providers) & (NEVER_LOADED | late) == set()
+    assert loaded_by(*providers) & (NEVER_LOADED | LATE) == set()
+
+
+def test_the_providers_process_is_asked_for_before_anything_else_is_loaded() -> None:
+    (program,) = (module for module in MODULES if module.name == "__main__")
+    calls = (node for node in ast.walk(program.tree) if isinstance(node, ast.Call))
+    call = next(node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "head_start")
+    before = [node for node in program.tree.body if node.lineno < call.lineno]
+    assert list(imported(Module("__main__", ast.Module(before, []), is_package=False))) == [
+        "pulumi",
+        "components.head_start.head_start",
+    ]
+    assert loaded_by("components.head_start") & (NEVER_LOADED | LATE) == set()
 
 
 # --- the rules' own eyes ----------------------------------------------------------------------------------
