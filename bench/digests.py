@@ -13,6 +13,7 @@ from bench.support.options import Options
 from bench.support.scratch import scratch
 from bench.support.site import adapters_of
 from bench.support.table import Figure, Goal, Row, Table
+from bench.support.timing import timed
 
 IMAGES = ()
 # Seconds without the interpreter's start: of the work that a preview does for a new adapter, memory of it included.
@@ -37,33 +38,39 @@ print(time.perf_counter() - begin, size)
 
 def run(options: Options) -> Table:
     cores = os.cpu_count() or 1
-    alone, together, warm, openssl, disk = [], [], [], [], []
+    alone, together, warm, openssl, disk, dgst = [], [], [], [], [], []
     with scratch() as work:
         adapters = list(adapters_of(work / "adapters", options.large_adapters).values())
+        weights = adapters[0] / "adapter_model.safetensors"
         for number in range(options.repeat):
             openssl.append(openssl_speed(1 if options.quick else 3))
             empty_cache(adapters)
-            disk.append(megabytes_a_second([READ, str(adapters[0] / "adapter_model.safetensors")]))
+            disk.append(megabytes_a_second([READ, str(weights)]))
+            empty_cache(adapters)
+            dgst.append(weights.stat().st_size / timed(lambda: openssl_digest(weights)) / 1e6)
             empty_cache(adapters)
             alone.append(megabytes_a_second([PROGRAM, str(work / f"alone-{number}"), str(adapters[0])]))
             warm.append(megabytes_a_second([PROGRAM, str(work / f"warm-{number}"), str(adapters[0])]))
-            empty_cache(adapters)
+            for adapter in adapters:
+                megabytes_a_second([READ, *map(str, adapter.iterdir())])
             together.append(megabytes_a_second([PROGRAM, str(work / f"all-{number}"), *map(str, adapters)]))
-    one = Figure(alone, "MB/s")
+    one, cached = Figure(alone, "MB/s"), Figure(warm, "MB/s")
     there = Figure(openssl, "MB/s")
     table = Table(
         "Digests",
         "The digests of adapters of 160 MB that this machine has not seen, read from a disk whose cache is empty: what "
         "the first preview of an adapter waits for. Against `openssl speed -evp sha256` in blocks of 1 MiB on one "
-        "core, which reads nothing.",
+        "core, which reads nothing and hashes one block again and again, and against `openssl dgst -sha256` of the "
+        "same file, which does what has to be done.",
         versions={"OpenSSL": version_of(["openssl", "version"])},
     )
     table.add(
-        Row("one adapter, cold", one, "openssl, one core", there, Goal(at_least=0.9)),
-        Row("one adapter, in the cache", Figure(warm, "MB/s"), "openssl, one core", there),
+        Row("one adapter, cold", one, "openssl speed", there, Goal(at_least=0.9)),
+        Row("one adapter, cold", one, "openssl dgst, cold", Figure(dgst, "MB/s"), Goal(at_least=0.9)),
         Row("one adapter, cold", one, "reading it alone, cold", Figure(disk, "MB/s")),
-        Row(f"{len(adapters)} adapters, cold, {cores} cores", Figure(together, "MB/s"), "one adapter, cold", one,
-            Goal(at_least=1.5) if cores > 1 else None),
+        Row("one adapter, in the cache", cached, "openssl speed", there),
+        Row(f"{len(adapters)} adapters, in the cache, {cores} cores", Figure(together, "MB/s"),
+            "one adapter, in the cache", cached, Goal(at_least=1.5) if cores > 1 else None),
     )  # fmt: skip
     return table
 
@@ -75,8 +82,12 @@ def megabytes_a_second(words: Sequence[str]) -> float:
 
 
 def openssl_speed(seconds: int) -> float:
-    words = ["openssl", "speed", "-evp", "sha256", "-bytes", "1048576", "-seconds", str(seconds)]
+    words = ["openssl", "speed", "-elapsed", "-evp", "sha256", "-bytes", "1048576", "-seconds", str(seconds)]
     return of_openssl(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+def openssl_digest(file: Path) -> None:
+    subprocess.run(["openssl", "dgst", "-sha256", str(file)], stdout=subprocess.DEVNULL, check=True)
 
 
 def of_openssl(said: str) -> float:

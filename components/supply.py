@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.adapter import read_adapter
 from components.core.bundle import bundle_members, stream_bundle
+from components.core.digest_cache import DigestCache
 from components.core.errors import UserError, printable
 from components.core.listing import listed
 from components.core.lock import why_absent
@@ -37,6 +38,7 @@ class Supply:
         self._models = {digest: model for model, digest in sorted(wanted.items(), reverse=True)}
         self._here: dict[str, Path] = {}
         self._absent: dict[str, str] = {}
+        self._digests = DigestCache()
         for model in settings.models:
             if model.id in wanted and wanted[model.id] not in self._here:
                 directory, digest = settings.adapter_directory(model), wanted[model.id]
@@ -46,22 +48,35 @@ class Supply:
                     self._here[digest] = directory
 
     def tail(self, digest: str, offset: int) -> Iterator[memoryview]:
-        """The bundle's bytes from `offset` on; all of it is read, so that what is sent is what was promised."""
-        directory, hashed, position = self._here[digest], hashlib.sha256(), 0
+        """The bundle's bytes from `offset` on, for a pod, which hashes what it gets.
+
+        Raises:
+            UserError: the adapter is another one by now. Where its files are as they were, none is hashed again.
+        """
+        directory, position = self._here[digest], 0
+        if self._digests.describe(directory).digest != digest:
+            raise _changed(directory, digest)
         for chunk in stream_bundle(bundle_members(read_adapter(directory))):
-            hashed.update(chunk)
             view = memoryview(chunk)
             if position + len(view) > offset:
                 yield view[max(0, offset - position) :]
             position += len(view)
+
+    def whole(self, digest: str) -> Iterator[memoryview]:
+        """All of the bundle's bytes, for a store, which is told of their digest and believes it.
+
+        Raises:
+            UserError: after the last of them, where they were others.
+        """
+        directory, hashed = self._here[digest], hashlib.sha256()
+        for chunk in stream_bundle(bundle_members(read_adapter(directory))):
+            hashed.update(chunk)
+            yield memoryview(chunk)
         if f"sha256:{hashed.hexdigest()}" != digest:
-            raise UserError(
-                f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
-                "writing there? run it again when it is done"
-            )
+            raise _changed(directory, digest)
 
     def _metered(self, digest: str, meter: Meter) -> Iterator[memoryview]:
-        return meter.through(f"{self._models[digest]} to the store", self.tail(digest, 0))
+        return meter.through(f"{self._models[digest]} to the store", self.whole(digest))
 
     def demand(self, digests: Iterable[str]) -> None:
         """Raises UserError, with all of them, if some are nowhere on this machine: before anything is sent."""
@@ -116,3 +131,10 @@ def opened(url: StoreUrl) -> BundleStore:
     from components.store import BundleStore
 
     return BundleStore(url)
+
+
+def _changed(directory: Path, digest: str) -> UserError:
+    return UserError(
+        f"{printable(directory)} changed since this run looked at it (it was {digest}): is a training still "
+        "writing there? run it again when it is done"
+    )

@@ -197,7 +197,7 @@ class _Push:
         return (lambda: self._until_stopped(digest)) if digest in self._here else None
 
     def _until_stopped(self, digest: str) -> Iterator[memoryview]:
-        for chunk in self._supply.tail(digest, 0):
+        for chunk in self._supply.whole(digest):
             if self._stop.is_set():
                 raise _Stopped
             yield chunk

@@ -468,12 +468,12 @@ def test_ctrl_c_leaves_nothing_half_sent(
     (large,) = large_adapters(tmp_path / "large", 1)
     edit(tmp_path, "../adapters/v1", f"../large/{large.name}")
     edit(tmp_path, STORE, served.store)
-    tail, main_thread = supply.Supply.tail, threading.main_thread().ident
+    whole, main_thread = supply.Supply.whole, threading.main_thread().ident
     assert main_thread
 
-    def interrupted(self: supply.Supply, digest: str, offset: int) -> Iterator[memoryview]:
+    def interrupted(self: supply.Supply, digest: str) -> Iterator[memoryview]:
         sent = 0
-        for chunk in tail(self, digest, offset):
+        for chunk in whole(self, digest):
             yield chunk
             before, sent = sent, sent + len(chunk)
             if before < 40 * 2**20 <= sent:
@@ -485,7 +485,7 @@ def test_ctrl_c_leaves_nothing_half_sent(
     def parts() -> list[Request]:
         return [each for each in served.requests if "partNumber=" in each.query]
 
-    monkeypatch.setattr(supply.Supply, "tail", interrupted)
+    monkeypatch.setattr(supply.Supply, "whole", interrupted)
     assert main(["push", "-s", "acme"]) == INTERRUPTED
     assert capsys.readouterr().err.endswith("interrupted; undoing what is half sent\n")
     assert 4 <= len(parts()) < 20

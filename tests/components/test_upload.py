@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import pytest
 
 from components import bundles
 from components.bundles import BundleUploadProvider
-from components.core import meter
+from components.core import digest_cache, meter
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.core.sizes import shown_size
 from components.on_pod.boot import podctl_source
+from components.supply import Supply
 from tests.components.test_settings import ENGINE, Config
 from tests.components.test_ssh import CLIENT, SERVER, public, text
 from tests.support.adapters import seeded_adapter
@@ -220,3 +222,17 @@ def test_bytes_that_are_no_longer_those_of_the_digest(
     with pytest.raises(UserError, match=r"adapters/v1 changed since this run looked at it \(it was sha256:"):
         upload({"a": "v1"})
     assert pod.blobs() == set()
+    assert sum(sent for _, sent in pod.calls) < facts["v1"].size, "it is seen before it is sent"
+
+
+def test_what_has_not_changed_is_hashed_once(
+    pod: Pod, upload: Callable[..., None], project: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, BundleFacts]
+) -> None:
+    """By the program, which plans with it. What is sent is hashed by the pod."""
+    later = DigestCache(clock=lambda: time.time_ns() + 10**10)  # when files so young are remembered
+    for name in facts:
+        later.describe(project / "adapters" / name)
+    monkeypatch.setattr(digest_cache, "digest_bundle", lambda *_: pytest.fail("it is hashed again"))
+    monkeypatch.setattr(Supply, "whole", lambda *_: pytest.fail("it is hashed again"))
+    upload({"a": "v1", "b": "v2"})
+    assert pod.blobs() == hexes(facts["v1"], facts["v2"])

@@ -114,15 +114,17 @@ class Prober:
         question = {"model": model, "prompt": prompt, **QUESTION}
         status, body = proof.request(self.url, "/v1/completions", self.key, question, seconds, attended=True)
         took = time.monotonic() - asked
-        # A server whose engine died of a question answers 500 and ends a moment later.
-        over = self.ended(looks=6 if status == 0 or status >= 500 else 1)
-        if over:
-            raise Refusal(over if status == 200 else "when %s was asked for a completion, %s" % (model, over))
         if status == 200:
+            if waiting.deserted():
+                raise Refusal(proof.INTERRUPTED)
             answer = read_answer(body)
             if answer is None:
                 raise Unanswered("answers something else than a completion with logprobs", status)
             return answer
+        # A server whose engine died of a question answers 500 and ends a moment later.
+        over = self.ended(looks=6 if status == 0 or status >= 500 else 1)
+        if over:
+            raise Refusal("when %s was asked for a completion, %s" % (model, over))
         if status:
             raise Unanswered("answers %d%s" % (status, self.message_of(body)), status)
         if took >= seconds == left:
@@ -192,6 +194,10 @@ def probe(store: Store, engine: str, document: Document, trial: Trial) -> Probed
                     if not fault.status or len(broken) == NAMED:  # each of the others might take as long
                         return Probed(0, [], broken, "")
             bases.append(prober.ask(base, prompt))
+            # Once for all of them: systemd takes longer to tell than many an engine to answer.
+            over = prober.ended(looks=1)
+            if over:
+                raise Refusal(over)
         except Unanswered as fault:
             # An engine that embeds or classifies has no completions: vLLM says so with a status of 400 or 404.
             if 200 <= fault.status < 500 and not answers:

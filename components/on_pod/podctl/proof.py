@@ -194,7 +194,7 @@ def await_ready(
             waited = "%d of %d s, %s, %s" % (now - began, limit, state, redact(fault)[:120])
             say("%s (waiting for %s: %s)" % (last, unit, waited))
             due = now + waiting.pause_of(now - began)
-        time.sleep(waiting.POLL_SECONDS)
+        time.sleep(waiting.poll_of(now - began))
 
 
 ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|\w*(Error|Exception)\b: |out of memory|Failed|status=)")

@@ -116,21 +116,21 @@ def proxy_fault(store: Store, engine: str, document: Document) -> str:
     key = secret_files.read_secrets(store, engine).get("VLLM_API_KEY")
     if not key:
         return "a proxy lets in whoever comes, since there is no API key: set lora-pods:apiKey"
-    deadline = time.monotonic() + PROXY_SECONDS
+    began = time.monotonic()
     while True:
         fault = lets_in(document["proxy"], key)
         state = programs.unit_state(unit)
         if not fault and state.active == "active":
             return ""
         over = state.active in ("failed", "inactive") or state.sub == "auto-restart"
-        if over or time.monotonic() > deadline:
+        if over or time.monotonic() > began + PROXY_SECONDS:
             last = programs.journal(unit, Trial(state, since, ""), 50)
             said = [line for line in last if re.search(r"\[emerg\]|Failed at step", line)] or last
             more = ": %s" % secret_files.redactor(store, engine)(said[-1])[:300] if said and over else ""
             if over and any("Failed at step EXEC" in line for line in said):
                 more += " (nginx is gone: `apt-get install --reinstall nginx` on the pod, then run this again)"
             return "its proxy %s is %s: %s%s" % (unit, state, fault or "it ended", more)
-        time.sleep(waiting.POLL_SECONDS)
+        time.sleep(waiting.poll_of(time.monotonic() - began))
 
 
 def lets_in(proxy: Document, key: str) -> str:

@@ -621,6 +621,11 @@ def test_progress_says_what_it_waits_for(engine: Engine, monkeypatch: pytest.Mon
     )
 
 
+def test_an_engine_is_looked_at_oftener_while_it_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.5)
+    assert [waiting.poll_of(waited) for waited in (0, 1, 4, 60)] == [0.02, 0.05, 0.2, 0.5]
+
+
 def test_a_long_start_fills_no_log() -> None:
     """Where nobody watches a terminal, each line is kept: of an hour of waiting there are 69."""
     said = [waiting.SAY_SECONDS]

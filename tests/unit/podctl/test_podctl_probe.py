@@ -50,6 +50,25 @@ def test_adapters_that_answer_otherwise_than_their_base(engine: Engine, systemd:
     assert asked(systemd) == [BASE, BASE, "m1", "m2", BASE]
 
 
+def test_systemd_is_asked_no_oftener_for_more_adapters(engine: Engine, systemd: FakeSystemd) -> None:
+    """It takes longer to answer than a small engine."""
+
+    def looks(count: int) -> int:
+        assert activate(engine, {f"m{number}": FAR for number in range(count)}).status == 0
+        return systemd.units[UNIT].looks
+
+    assert looks(2) == looks(20)
+
+
+def test_an_engine_that_ended_after_its_last_answer(
+    engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = "the engine ended (oom-kill)"
+    monkeypatch.setattr(proof, "why_over", lambda *_, **__: over if len(asked(systemd)) == 5 else "")
+    lines = activate(engine, {"m1": FAR, "m2": FAR}).lines
+    assert lines[0].startswith(f"{UNIT} is not kept: {over}; nothing served before it")
+
+
 def test_the_question_is_greedy_short_and_the_same_for_all(pod: PodDirectory, systemd: FakeSystemd) -> None:
     engine = Engine(pod, free_port())
     pod.run("secrets", stdin={"engine": ENGINE, "secrets": {"VLLM_API_KEY": "the key"}})
