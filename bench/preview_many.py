@@ -28,6 +28,7 @@ def run(options: Options) -> Table:
         versions={"pulumi": version_of(["pulumi", "version"])},
     )
     ours: dict[int, Figure] = {}
+    theirs: dict[int, Figure] = {}
     with site() as here:
         # What is written after every resource is of no use to what is measured here.
         here.stack.checkout.environment |= {"PULUMI_EXPERIMENTAL": "1", "PULUMI_SKIP_CHECKPOINTS": "true"}
@@ -35,18 +36,28 @@ def run(options: Options) -> Table:
             resources = deploy(here, count)
             bare = bare_program(here, f"bare-{count}", {"dynamic": resources})
             tell(f"previews of {count} adapters ({resources} resources)")
-            ours[count], theirs = in_turn(options.repeat, here.preview, bare.preview)
+            ours[count], theirs[count] = in_turn(options.repeat, here.preview, bare.preview)
             last = count == counts[-1]
             what = f"preview, nothing changed, {count} small adapters"
             table.add(
-                Row(what, ours[count], f"{resources} empty resources", theirs, Goal(at_most=1.3) if last else None)
+                Row(
+                    what,
+                    ours[count],
+                    f"{resources} empty resources",
+                    theirs[count],
+                    Goal(at_most=1.3) if last else None,
+                )
             )
         with PeakMemory([PROGRAM, PROVIDER], here.stack.checkout.root) as peak:
             here.preview()
     megabytes = Figure([peak.bytes[PROGRAM] / 1e6], "MB")
+    beyond, before = counts[-2:], counts[-3:-1]
     table.add(
-        Row("for each adapter beyond", growth(ours, *counts[-2:]), f"up to {counts[-2]}",
-            growth(ours, *counts[-3:-1]), Goal(at_most=1.2)),
+        Row(f"for each adapter beyond {counts[-2]}", growth(ours, *beyond),
+            f"for each up to {counts[-2]}", growth(ours, *before), Goal(at_most=1.2)),
+        Row(f"for each adapter beyond {counts[-2]}", growth(ours, *beyond),
+            "for each empty resource", growth(theirs, *beyond)),
+        Row("an empty resource, beyond", growth(theirs, *beyond), f"up to {counts[-2]}", growth(theirs, *before)),
         Row(f"the program's peak memory, {counts[-1]} adapters", megabytes, goal=Goal(at_most=400, of="alone")),
         Row("the dynamic providers' peak memory", Figure([peak.bytes[PROVIDER] / 1e6], "MB")),
     )  # fmt: skip

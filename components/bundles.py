@@ -68,9 +68,10 @@ class AdapterBundleProvider(Provider):
 
 
 class AdapterBundle(Resource, module="lora-pods", name="AdapterBundle"):
-    """One model's adapter. Its id is `sha256:<hex>`, the digest of the adapter's deterministic tar."""
+    """One model's adapter. Its id is `sha256:<hex>`, the digest of the adapter's deterministic tar.
 
-    digest: pulumi.Output[str]
+    No output is declared: nobody asks for one, and the SDK reads a class's declarations anew for each of a thousand.
+    """
 
     def __init__(self, name: str, facts: BundleFacts, store: StoreUrl | None, opts: pulumi.ResourceOptions) -> None:
         # No path of this machine: the same bytes under another name elsewhere are no change.
