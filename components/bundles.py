@@ -185,10 +185,13 @@ async def _send(props: Mapping[str, Any], settings: Settings, say: Say | None) -
             await asyncio.to_thread(supply.demand_stored, sizes)
             await session.call(line("fetch"), {"bundles": supply.offers(sizes)}, paced(say))
             return
-        supply.demand(missing)
+        # What arrived whole, and is not unpacked yet, needs nothing of this machine.
+        here = [digest for digest in missing if missing[digest] < sizes[digest]]
+        supply.demand(here)
+        await asyncio.to_thread(supply.demand_unchanged, here)
         head = {"bundles": [{"digest": d, "size": sizes[d], "offset": missing[d]} for d in sorted(missing)]}
-        meter = Meter("uploading", len(missing), sum(sizes[digest] - missing[digest] for digest in missing), say)
+        meter = Meter("uploading", len(here), sum(sizes[digest] - missing[digest] for digest in here), say)
         models = {digest: model for model, digest in sorted(wanted.items(), reverse=True)}
-        tails = (meter.through(models[d], supply.tail(d, missing[d])) for d in sorted(missing))
+        tails = (meter.through(models[digest], supply.tail(digest, missing[digest])) for digest in sorted(here))
         await session.stream(line("receive-all"), chain([json.dumps(head).encode() + b"\n"], *tails))
         meter.end("uploaded")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.adapter import read_adapter
 from components.core.bundle import bundle_members, stream_bundle
-from components.core.digest_cache import DigestCache
+from components.core.digest_cache import DigestCache, look
 from components.core.errors import UserError, printable
 from components.core.listing import listed
 from components.core.lock import why_absent
@@ -38,7 +38,8 @@ class Supply:
         self._models = {digest: model for model, digest in sorted(wanted.items(), reverse=True)}
         self._here: dict[str, Path] = {}
         self._absent: dict[str, str] = {}
-        self._digests = DigestCache()
+        self._digests = DigestCache(say=say)
+        self._seen: dict[str, str] = {}
         for model in settings.models:
             if model.id in wanted and wanted[model.id] not in self._here:
                 directory, digest = settings.adapter_directory(model), wanted[model.id]
@@ -51,16 +52,26 @@ class Supply:
         """The bundle's bytes from `offset` on, for a pod, which hashes what it gets.
 
         Raises:
-            UserError: the adapter is another one by now. Where its files are as they were, none is hashed again.
+            UserError: the adapter is another one by now.
         """
-        directory, position = self._here[digest], 0
-        if self._digests.describe(directory).digest != digest:
-            raise _changed(directory, digest)
-        for chunk in stream_bundle(bundle_members(read_adapter(directory))):
-            view = memoryview(chunk)
-            if position + len(view) > offset:
-                yield view[max(0, offset - position) :]
-            position += len(view)
+        directory = self._here[digest]
+        if look(directory).fingerprint != self._seen.get(digest):
+            self.demand_unchanged([digest])
+        for chunk in stream_bundle(bundle_members(read_adapter(directory)), start=offset):
+            yield memoryview(chunk)
+
+    def demand_unchanged(self, digests: Iterable[str]) -> None:
+        """Raises UserError where an adapter is another one by now. What is not remembered of them is hashed."""
+        here = {digest: self._here[digest] for digest in digests}
+        seen = {digest: look(directory).fingerprint for digest, directory in here.items()}
+        for (digest, directory), facts in zip(
+            here.items(), self._digests.describe_all(list(here.values())), strict=True
+        ):
+            if isinstance(facts, UserError):
+                raise facts
+            if facts.digest != digest:
+                raise _changed(directory, digest)
+        self._seen |= seen
 
     def whole(self, digest: str) -> Iterator[memoryview]:
         """All of the bundle's bytes, for a store, which is told of their digest and believes it.

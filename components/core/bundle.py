@@ -61,13 +61,15 @@ def bundle_size(members: Sequence[Member]) -> int:
     return sum(BLOCK + member.size + _padding(member.size) for member in members) + len(END_OF_ARCHIVE)
 
 
-def stream_bundle(members: Sequence[Member], chunk: int = CHUNK) -> Generator[bytes, None, None]:
-    """The tar's bytes in pieces of at most ``chunk`` bytes (headers are 512) that may be kept.
+def stream_bundle(members: Sequence[Member], chunk: int = CHUNK, start: int = 0) -> Generator[bytes, None, None]:
+    """The tar's bytes from ``start`` on, in pieces of at most ``chunk`` bytes (headers are 512) that may be kept.
+
+    Nothing before ``start`` is read.
 
     Raises:
         UserError: a file cannot be read, or changed while it was being read.
     """
-    for piece in _pieces(members, chunk):
+    for piece in _pieces(members, chunk, start):
         yield bytes(piece)
 
 
@@ -120,25 +122,32 @@ def _changed(path: Path) -> UserError:
     return UserError(f"{shown_path(path)}: changed while it was being read; run again when nothing writes to it.")
 
 
-def _pieces(members: Sequence[Member], chunk: int) -> Iterator[bytes | memoryview]:
-    """The tar. A piece of a file is a view into one buffer, good until the next is asked for."""
+def _pieces(members: Sequence[Member], chunk: int, start: int = 0) -> Iterator[bytes | memoryview]:
+    """The tar from `start` on. A piece of a file is a view into one buffer, good until the next is asked for."""
     buffer = memoryview(bytearray(chunk))
+    skip = start
     for member in members:
-        yield ustar_header(member.name, member.size)
-        yield from _file_pieces(member, buffer)
-        if padding := _padding(member.size):
-            yield bytes(padding)
-    yield END_OF_ARCHIVE
+        if piece := ustar_header(member.name, member.size)[skip:]:
+            yield piece
+        skip = max(0, skip - BLOCK)
+        yield from _file_pieces(member, buffer, min(skip, member.size))
+        skip = max(0, skip - member.size)
+        if piece := bytes(_padding(member.size))[skip:]:
+            yield piece
+        skip = max(0, skip - _padding(member.size))
+    if piece := END_OF_ARCHIVE[skip:]:
+        yield piece
 
 
-def _file_pieces(member: Member, buffer: memoryview) -> Iterator[memoryview]:
+def _file_pieces(member: Member, buffer: memoryview, start: int) -> Iterator[memoryview]:
     place = shown_path(member.path)
     with open_regular(member.path, place) as stream:
         try:
             before = os.fstat(stream.fileno())
             if before.st_size != member.size:
                 raise _changed(member.path)
-            left = member.size
+            stream.seek(start)
+            left = member.size - start
             while left > 0:
                 count = stream.readinto(buffer[: min(left, len(buffer))])
                 if not count:

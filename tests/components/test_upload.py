@@ -19,6 +19,8 @@ import pytest
 from components import bundles
 from components.bundles import BundleUploadProvider
 from components.core import digest_cache, meter
+from components.core.adapter import read_adapter
+from components.core.bundle import bundle_members, stream_bundle
 from components.core.digest_cache import BundleFacts, DigestCache
 from components.core.errors import UserError
 from components.core.sizes import shown_size
@@ -150,7 +152,9 @@ def test_an_upload_shows_what_it_sends(
 ) -> None:
     upload({"a": "v1"})
     size = shown_size(facts["v1"].size)
-    assert said[0].startswith("uploading a: 512 bytes of ")
+    hashing, uploading = (next(i for i, line in enumerate(said) if line.startswith(verb)) for verb in ("hash", "upl"))
+    assert hashing < uploading, "files as young as these are remembered by nobody"
+    assert said[uploading].startswith("uploading a: 512 bytes of ")
     assert said[-2].startswith(f"uploading a: {size} of {size}, ")
     assert re.fullmatch(rf"uploaded {size} in \d+ s", said[-1])
     said.clear()
@@ -213,6 +217,21 @@ def test_an_upload_that_was_cut_goes_on_where_it_ended(
 
     assert pod.blobs() == hexes(facts["v1"])
     assert pod.calls[1][1] <= 0.45 * facts["v1"].size
+
+
+def test_what_arrived_whole_needs_nothing_of_this_machine(
+    pod: Pod, upload: Callable[..., None], facts: dict[str, BundleFacts], project: Path
+) -> None:
+    """The pod lost its power between the last byte and the unpacking of it."""
+    staging = pod.root / "staging"
+    staging.mkdir(parents=True)
+    members = bundle_members(read_adapter(project / "adapters" / "v1"))
+    (hexdigest,) = hexes(facts["v1"])
+    (staging / f"{hexdigest}.tar.part").write_bytes(b"".join(stream_bundle(members)))
+    shutil.rmtree(project / "adapters" / "v1")
+    upload({"a": "v1"})
+    assert pod.blobs() == {hexdigest}
+    assert pod.calls[1][1] < 200, "the line that says so, and no more"
 
 
 def test_bytes_that_are_no_longer_those_of_the_digest(

@@ -124,6 +124,13 @@ def test_a_large_file_is_hashed_as_it_is_sent(tmp_path: Path) -> None:
     assert digest_bundle(members) == f"sha256:{hashlib.sha256(b''.join(stream_bundle(members))).hexdigest()}"
 
 
+def test_the_rest_of_a_bundle_from_any_byte_on(tmp_path: Path) -> None:
+    members = members_with(tmp_path, b"small", random.Random(1).randbytes(3000))
+    whole = b"".join(stream_bundle(members))
+    for start in range(len(whole) + 1):
+        assert b"".join(stream_bundle(members, chunk=700, start=start)) == whole[start:], start
+
+
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:

@@ -240,7 +240,7 @@ class Fetches:
                     self.left.clear()
                 else:
                     names.append(wanted.name)
-            except Refusal as refusal:  # of the lock
+            except Refusal as refusal:  # of the lock, or of what came
                 self.faults.setdefault(str(refusal), [])
             except BaseException as error:
                 self.left.clear()

@@ -198,7 +198,8 @@ def verb_receive_all(store: Store, options: Any) -> Document:
                 else:
                     received["sha256:" + hexdigest] = take(store, options.stdin, hexdigest, size, offset)
                     unpacking.end()
-                    unpacking.begin(hexdigest, held.pop_all())
+                    unpacking.begin(hexdigest, size, held.pop_all())
+                    continue
             say("sha256:%s is here (%s)" % (hexdigest, human(size)))
         if options.stdin.read(1):
             raise Refusal("more bytes arrived than the %d bundles declared" % len(plan))
@@ -213,15 +214,21 @@ class Unpacking:
         self.thread: Optional[threading.Thread] = None
         self.error: Optional[BaseException] = None
 
-    def begin(self, hexdigest: str, held: contextlib.ExitStack) -> None:
+    def begin(self, hexdigest: str, size: int, held: contextlib.ExitStack) -> None:
         """`held` is the bundle's lock, which goes when it is unpacked."""
-        self.thread = threading.Thread(target=self.work, args=(hexdigest, held))
-        self.thread.start()
+        thread = threading.Thread(target=self.work, args=(hexdigest, size, held))
+        try:
+            thread.start()
+        except BaseException:
+            held.close()
+            raise
+        self.thread = thread
 
-    def work(self, hexdigest: str, held: contextlib.ExitStack) -> None:
+    def work(self, hexdigest: str, size: int, held: contextlib.ExitStack) -> None:
         try:
             with held:
                 blobs.unpack_arrived(self.store, hexdigest)
+            say("sha256:%s is here (%s)" % (hexdigest, human(size)))
         except BaseException as error:
             self.error = error
 
@@ -235,8 +242,12 @@ class Unpacking:
     def __enter__(self) -> "Unpacking":
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, raised: object, *_: object) -> None:
         if kind is None:
             self.end()
-        elif self.thread is not None:
+            return
+        if self.thread is not None:
             self.thread.join()
+        if self.error not in (None, raised):
+            assert self.error is not None
+            say(files.of_the_disk(self.store.root, self.error) or str(self.error))

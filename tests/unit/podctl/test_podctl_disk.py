@@ -134,8 +134,7 @@ def test_a_disk_that_fills_up_meanwhile_is_given_back(
     disk.fill(leave=3 * MIB)  # it arrives, and there is no room for its files beside it
     before = disk.free
     answer = pod.run("receive-all", stdin=sent)
-    assert (answer.status, answer.lines[1:]) == (1, full(pod))
-    assert answer.lines[0] == f"{DIGEST} is here (2.0 MiB)"
+    assert (answer.status, answer.lines) == (1, full(pod))
     assert pod.staged(DIGEST, ".tar.part").read_bytes() == BIG, "it goes on from there"
     pod.staged(DIGEST, ".tar.part").unlink()
     assert disk.free == before

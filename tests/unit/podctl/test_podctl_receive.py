@@ -20,7 +20,7 @@ import pytest
 from components.on_pod.podctl import files, names
 from components.on_pod.podctl.said import Refusal
 from components.on_pod.podctl.store import Store
-from tests.unit.podctl.pods import WEIGHTS, Answer, PodDirectory, bundle, digest_of
+from tests.unit.podctl.pods import WEIGHTS, Answer, PodDirectory, bundle, digest_of, entry
 
 TAR = bundle(b"w" * 3_000_000)
 DIGEST = digest_of(TAR)
@@ -154,6 +154,16 @@ def test_what_arrived_is_kept_until_it_is_placed(pod: PodDirectory) -> None:
     assert pod.place({"m": DIGEST}).status == 0
     pod.run("unplace", "--stack", "prod", "--base", "org/base")
     assert pod.blobs() == set()
+
+
+def test_a_bundle_that_is_refused_is_told_beside_a_connection_that_ended(pod: PodDirectory) -> None:
+    bad = entry("adapter_config.json", b"{}") + bytes(1024)
+    digest = digest_of(bad)
+    answer = pod.run("receive-all", stdin=head((digest, len(bad), 0), (DIGEST, SIZE, 0)) + bad + TAR[:1000])
+    assert answer.lines == [
+        f'{digest} is refused and removed: the tar has no "adapter_model.safetensors"',
+        f"the connection ended after 1000 of {SIZE} bytes of {DIGEST}: they are kept, run this again",
+    ]
 
 
 def test_a_bundle_is_unpacked_while_the_next_one_arrives(pod: PodDirectory) -> None:
