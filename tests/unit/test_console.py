@@ -52,6 +52,7 @@ def test_a_terminal_is_watched(tmp_path: Path) -> None:
         {"stdin": "/dev/null"},
         {"stdout": "/tmp/log"},
         {"arguments": ("up", "--diff")},
+        {"arguments": ("up", "--diff=true")},
         {"arguments": ("preview", "--json")},
         {"arguments": ("up", "--non-interactive")},
         {"name": "bash"},
@@ -61,7 +62,9 @@ def test_nobody_watches(tmp_path: Path, what: dict[str, object]) -> None:
     assert not console.watched(processes(tmp_path, **what))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("GITHUB_ACTIONS", "true"), ("TERM", "dumb")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("CI", "true"), ("GITHUB_ACTIONS", "true"), ("TERM", "dumb"), ("PULUMI_OPTION_DIFF", "true")]
+)
 def test_nobody_watches_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     assert not console.watched(processes(tmp_path))
