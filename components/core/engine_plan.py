@@ -26,7 +26,7 @@ from components.core.engine_args import (
 )
 from components.core.errors import UserError, printable
 from components.core.listing import counted
-from components.core.slot_budget import Budget, Memory, budget_of, shown
+from components.core.slot_budget import Budget, Memory, budget_of, shown, whole
 from components.core.vllm_loader import loader_rules, round_up_rank
 from components.core.vllm_rules import (
     OWNED_ENVIRONMENT,
@@ -46,7 +46,10 @@ _STOP_SECONDS = 30
 """What is left of stopping after that. Longer helps nobody: where requests are not done in time, vLLM 0.32 kills its
 workers and then waits for the clients' connections, which do not end."""
 _DAY = 86400
-_SMALLER = "take a larger GPU, a smaller base or engine.maxModelLen, or adapters of a smaller rank"
+_SMALLER = (
+    "take a larger GPU or several (args: {tensorParallelSize: 2}), a smaller base or engine.maxModelLen, or adapters "
+    "of a smaller rank"
+)
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 
 
@@ -226,10 +229,13 @@ def _lora_flags(
             "vLLM keeps every adapter of a batch in CPU memory too, so make it at least as large"
         )
     if not adapters:
+        budget = _budget(0, options, arguments)
+        if isinstance(budget, Budget) and not budget.fits(0):
+            raise UserError(f"{budget.excess(0)}; {_SMALLER}")
         return ()
     rank = _max_lora_rank(adapters, options)
     budget = _budget(int(rank.value), options, arguments)
-    max_loras = _max_loras(len(adapters), options, budget)
+    max_loras = _max_loras(len(adapters), options, budget, whole(arguments.get("max-num-seqs")))
     if isinstance(budget, Budget):
         rank = _with_its_cost(rank, adapters, options, budget, int(max_loras.value))
     return (max_loras, rank, _max_cpu_loras(len(adapters), int(max_loras.value), options))
@@ -251,8 +257,10 @@ def _budget(rank: int, options: EngineOptions, arguments: Mapping[str, Json]) ->
     )
 
 
-def _max_loras(count: int, options: EngineOptions, budget: Budget | Unknown | None) -> PlannedFlag:
-    value, reason = _chosen_max_loras(count, options, budget.most if isinstance(budget, Budget) else None)
+def _max_loras(
+    count: int, options: EngineOptions, budget: Budget | Unknown | None, requests: int | None
+) -> PlannedFlag:
+    value, reason = _chosen_max_loras(count, options, budget.most if isinstance(budget, Budget) else None, requests)
     if isinstance(budget, Unknown):
         reason += f"; the GPU's memory is not counted: {budget.reason}"
     elif budget is not None:
@@ -263,13 +271,19 @@ def _max_loras(count: int, options: EngineOptions, budget: Budget | Unknown | No
     return PlannedFlag("max-loras", str(value), reason)
 
 
-def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None) -> tuple[int, str]:
-    """How many adapters share a batch, and why; `fitting` is how many should by the GPU's memory, where it is known."""
+def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None, requests: int | None) -> tuple[int, str]:
+    """How many adapters share a batch, and why.
+
+    `fitting` is how many should by the GPU's memory, where it is known; `requests` is how many requests do
+    (--max-num-seqs), where it is given.
+    """
     limit = MAX_LORAS_CAP if fitting is None else max(1, fitting)
     if options.max_loras is not None:
         return options.max_loras, "engine.maxLoras"
     if options.max_cpu_loras is not None and options.max_cpu_loras < min(count, limit):
         return options.max_cpu_loras, f"{counted(count, 'adapter')}, capped by engine.maxCpuLoras"
+    if requests is not None and requests < min(count, limit):
+        return requests, f"{counted(count, 'adapter')}, as many as requests share a batch (maxNumSeqs)"
     if count <= limit:
         return count, f"{counted(count, 'adapter')}, all may share a batch"
     if fitting is None:

@@ -21,6 +21,7 @@ from components.core.capacity import (
     token_bytes,
     weight_bytes,
 )
+from components.core.errors import UserError
 
 # Whose allocations capacity.py counts.
 VERSIONS = ((0, 32), (0, 33))
@@ -113,10 +114,11 @@ class Budget:
 
     def excess(self, slots: int) -> str:
         """What needs more than there is, as a clause."""
-        counted = f"{slots} slots" if slots > 1 else "a slot"
         taken = slots * self.slot
+        counted = f"{slots} slots" if slots > 1 else "a slot"
+        adapted = f", {counted} for adapters of rank {self.rank} ({shown(taken)})" if slots else ""
         return (
-            f"weights of {shown(self.weights)}, {counted} for adapters of rank {self.rank} ({shown(taken)}) and the KV "
+            f"weights of {shown(self.weights)}{adapted} and the KV "
             f"cache of one request of {self.tokens} tokens ({shown(self.request)}) need "
             f"{shown(self.weights + taken + self.request)}, and vLLM gets {shown(self.share)} of the GPU"
         )
@@ -138,6 +140,7 @@ def budget_of(
         return Unknown(f"what vLLM {'.'.join(map(str, version))} allocates is not known here")
     if isinstance(memory.base, Unknown):
         return memory.base
+    _refuse_to_split(memory.base.heads, rank, arguments)
     if max_model_len is None:
         return Unknown("engine.maxModelLen is not given")
     for name in arguments:
@@ -168,6 +171,25 @@ def budget_of(
         return token
     share = int(memory.gpu_bytes * (_UTILIZATION if utilization is None else utilization))
     return Budget(share, weights, slot, max_model_len * token, max_model_len, rank)
+
+
+def _refuse_to_split(heads: int | None, rank: int, arguments: Mapping[str, object]) -> None:
+    """Raises UserError for what vLLM surely cannot share among several GPUs.
+
+    `verify_with_parallel_config` of vllm/config/model.py, and `divide` in vllm/lora/layers/base_linear.py.
+    """
+    split = whole(arguments.get("tensor-parallel-size", 1)) or 1
+    if heads and heads % split:
+        possible = [str(number) for number in range(1, heads + 1) if heads % number == 0]
+        raise UserError(
+            f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {heads} attention heads "
+            f"among so many GPUs; {', '.join(possible)} divide them"
+        )
+    if arguments.get("fully-sharded-loras") is True and rank % split:
+        raise UserError(
+            f"engine.args: fullyShardedLoras shares rank {rank} among {split} GPUs, which do not divide it; set "
+            "engine.maxLoraRank to one that they divide, or leave fullyShardedLoras out"
+        )
 
 
 def changing(name: str) -> bool:

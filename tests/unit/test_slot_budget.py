@@ -80,8 +80,8 @@ def test_what_cannot_start_is_refused_with_its_numbers() -> None:
             flags([64, 64], options)
         assert str(raised.value) == (
             "weights of 15.0 GiB, a slot for adapters of rank 64 (352 MiB) and the KV cache of one request of 8192 "
-            "tokens (1.0 GiB) need 16.3 GiB, and vLLM gets 15.6 GiB of the GPU; take a larger GPU, a smaller base or "
-            "engine.maxModelLen, or adapters of a smaller rank"
+            "tokens (1.0 GiB) need 16.3 GiB, and vLLM gets 15.6 GiB of the GPU; take a larger GPU or several (args: "
+            "{tensorParallelSize: 2}), a smaller base or engine.maxModelLen, or adapters of a smaller rank"
         )
     assert max_loras([64, 64], replace(L4, memory=memory(17), gpu_memory_utilization=0.97))[0] == "1"
 
@@ -116,7 +116,10 @@ def test_what_the_stack_file_chooses_wins_and_is_checked() -> None:
         ({"args": {"kvCacheDtype": "nvfp4"}}, "engine.dtype or engine.args have a value that is not known here"),
         ({"args": {"tensorParallelSize": "all"}}, "engine.dtype or engine.args have a value that is not known here"),
         ({"args": {"quantization": "gguf"}}, "what a weight takes by engine.args: quantization is not known here"),
-        ({"args": {"tensorParallelSize": 3}}, "32 heads with 8 of keys cannot be shared by 3 GPUs"),
+        (
+            {"args": {"tensorParallelSize": 16}, "memory": memory(80, sizes(LLAMA_8B, num_key_value_heads=3))},
+            "32 heads with 3 of keys cannot be shared by 16 GPUs",
+        ),
         ({"memory": memory(80, sizes(LLAMA_8B, sliding_window=1))}, "its layers attend to a sliding window"),
     ],
 )
@@ -128,6 +131,43 @@ def test_what_is_not_known_changes_nothing_and_is_said(changes: dict[str, Any], 
             replace(plain[0], reason=f"{plain[0].reason}; the GPU's memory is not counted: {reason}"),
             *plain[1:],
         )
+
+
+def test_what_cannot_be_shared_by_so_many_gpus_is_refused() -> None:
+    three = replace(H100, args={"tensorParallelSize": 3})
+    with pytest.raises(UserError) as caught:
+        flags([8], three)
+    assert str(caught.value) == (
+        "engine.args: tensorParallelSize is 3, and vLLM cannot share the base's 32 attention heads among so many "
+        "GPUs; 1, 2, 4, 8, 16, 32 divide them"
+    )
+    with pytest.raises(UserError, match="attention heads"):
+        flags([], three)
+    sharded = {"tensorParallelSize": 16, "fullyShardedLoras": True}
+    with pytest.raises(UserError) as caught:
+        flags([8], replace(H100, args=sharded))
+    assert str(caught.value) == (
+        "engine.args: fullyShardedLoras shares rank 8 among 16 GPUs, which do not divide it; set engine.maxLoraRank "
+        "to one that they divide, or leave fullyShardedLoras out"
+    )
+    assert flags([], replace(H100, args=sharded)) == ()
+
+
+def test_no_more_adapters_share_a_batch_than_requests_do() -> None:
+    """A slot that no batch can use costs memory, and time in every step."""
+    for requests in (8, 8.0, "8"):
+        value, reason = max_loras([16] * 40, replace(H100, args={"maxNumSeqs": requests}))
+        assert value == "8"
+        assert reason.startswith("40 adapters, as many as requests share a batch (maxNumSeqs): ")
+    assert max_loras([16] * 4, replace(H100, args={"maxNumSeqs": 8}))[0] == "4"
+    assert max_loras([16] * 40, replace(H100, args={"maxNumSeqs": 8}, max_loras=10))[0] == "10"
+
+
+def test_a_base_alone_that_cannot_start_is_refused_too() -> None:
+    small = replace(H100, memory=memory(16, sizes(LLAMA_8B)))
+    with pytest.raises(UserError, match=r"^weights of 15.0 GiB and the KV cache of one request of \d+ tokens "):
+        flags([], small)
+    assert flags([], H100) == ()
 
 
 @pytest.mark.parametrize(
