@@ -547,7 +547,7 @@ def _items(raw: object, key: str, kind: type[Item], faults: list[str]) -> Iterat
 
 def _described(error: ValidationError, kind: type[BaseModel]) -> Iterator[str]:
     seen: set[str] = set()
-    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+    for detail in error.errors(include_url=False, include_context=False):
         path = list(detail["loc"])
         # The members of a union are tried in turn and each one's complaint is reported: one is enough.
         while path and isinstance(path[-1], str) and path[-1] in ("str", "bool", "int", "float", "list[str]"):
@@ -562,7 +562,28 @@ def _described(error: ValidationError, kind: type[BaseModel]) -> Iterator[str]:
         elif detail["type"] == "missing":
             yield f"{where}: is missing"
         else:
-            yield f"{where}: {detail['msg'].removeprefix('Value error, ')}"
+            yield f"{where}: {_as_people_say(detail['type'], detail['msg'], detail['input'])}"
+
+
+# By pydantic's names of what is wrong (https://docs.pydantic.dev/latest/errors/validation_errors/).
+_MUST_BE = {
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a mapping of keys to values"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    "string_type": "must be a text (YAML takes what is not in quotes for a number, or true or false, where it can)",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+}
+
+
+def _as_people_say(kind: str, message: str, found: object) -> str:
+    if kind == "value_error":  # our own words
+        return message.removeprefix("Value error, ")
+    if found is None:
+        return "is empty: give it a value, or leave it out"
+    wanted = _MUST_BE.get(kind) or message.replace("Input should be", "must be")
+    # What is not of a kind is shown as it would stand in JSON: "3" is another thing than 3.
+    return f"{wanted}; it is {printable(json.dumps(found, ensure_ascii=False, default=str), 60)}"
 
 
 def _keys(kind: type[BaseModel], path: Sequence[int | str]) -> Iterator[str]:

@@ -32,6 +32,8 @@ _PARALLEL_FLAGS = (
     "prefill-context-parallel-size",
     "data-parallel-size",
 )
+# No engine has none of them, or less (vllm/config/parallel.py, vllm/config/scheduler.py).
+_AT_LEAST_ONE = frozenset({*_PARALLEL_FLAGS, "max-num-seqs", "max-num-batched-tokens"})
 # With one of these its GPUs may be those of several machines, or only some of one's.
 _PLACING_FLAGS = ("nnodes", "node-rank", "distributed-executor-backend", "device-ids", "data-parallel-")
 
@@ -55,12 +57,22 @@ def parsed_arguments(args: Mapping[str, Json], version: str | None) -> tuple[dic
             faults.append(f"engine.args.{key} and engine.args.{keys[name]} are one flag; keep one of them")
         keys[name] = key
     for name in sorted(keys):
+        if name in _AT_LEAST_ONE and _below_one(args[keys[name]]):
+            faults.append(f"engine.args.{keys[name]} is {args[keys[name]]}; it must be at least 1")
+            continue
         fault, said = _held_against_vllm(name, keys[name], args[keys[name]], version)
         faults += fault
         told += said
     if faults:
         raise UserErrors(faults)
     return {name: args[keys[name]] for name in sorted(keys)}, told
+
+
+def _below_one(value: Json) -> bool:
+    try:
+        return not isinstance(value, bool) and float(str(value)) < 1
+    except ValueError:
+        return False
 
 
 def argv_of(arguments: Mapping[str, Json], version: str | None) -> list[str]:
@@ -203,6 +215,11 @@ def _scalar(item: Json, where: str) -> str | int | float:
 
 
 def _word(value: str | int | float, name: str) -> str:
+    if isinstance(value, str) and re.search(r"[\n\0]", value):
+        raise UserError(
+            f"engine.args: {name} holds a line break or a NUL, which a systemd unit cannot pass on; where vLLM takes a "
+            "file for it, put one on the pod and give its path"
+        )
     if isinstance(value, float):
         if not math.isfinite(value):
             raise UserError(f"{name} is {value}, which is no number vLLM can use")

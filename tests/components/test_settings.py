@@ -47,6 +47,27 @@ def faults(**config: Any) -> list[str]:
     return list(caught.value.faults)
 
 
+@pytest.mark.parametrize(
+    ("engine", "fault"),
+    [
+        ({"args": None}, ".args: is empty: give it a value, or leave it out"),
+        ({"args": ["--max-num-seqs"]}, '.args: must be a mapping of keys to values; it is ["--max-num-seqs"]'),
+        ({"vllm": "0.33.0"}, '.vllm: must be a mapping of keys to values; it is "0.33.0"'),
+        (
+            {"vllm": {"version": 0.33}},
+            ".vllm.version: must be a text (YAML takes what is not in quotes for a number, or true or false, where it "
+            "can); it is 0.33",
+        ),
+        ({"maxLoras": 1.5}, ".maxLoras: must be a whole number; it is 1.5"),
+        ({"maxLoras": "3"}, '.maxLoras: must be a whole number; it is "3"'),
+        ({"device": "tpu"}, ".device: must be 'gpu' or 'cpu'; it is \"tpu\""),
+        ({"gpuMemoryUtilization": "\x1b[2J"}, '.gpuMemoryUtilization: must be a number; it is "\\u001b[2J"'),
+    ],
+)
+def test_a_value_of_another_kind_is_shown_beside_what_is_wanted(engine: dict[str, Any], fault: str) -> None:
+    assert faults(pods=[{**POD, "engine": {**ENGINE, **engine}}], models=[MODEL]) == [f"pods[0].engine{fault}"]
+
+
 def test_a_good_file(project: Path) -> None:
     settings = load(Config(pods=[POD], models=[MODEL], sshPrivateKey=PRIVATE_KEY))
     assert settings.pods[0].host is not None
@@ -79,7 +100,7 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         "pods[3].host.address: must be a host name or an IP address, nothing else "
         "(the user and the port have their own keys)",
         "pods[3].host.hostKey: is missing",
-        "pods[3].engine.port: Input should be a valid integer",
+        'pods[3].engine.port: must be a whole number; it is "8000"',
         "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryGiB, "
         "gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, python, "
         "readyTimeoutSeconds, tls, vllm",
@@ -271,7 +292,7 @@ def test_what_an_ec2_pod_may_not_say() -> None:
         "pods[0].ec2.region: must be a region's name as AWS writes it, such as eu-central-1",
         "pods[0].ec2.sshCidr: must be an IPv4 network such as 203.0.113.7/32 (one address) or 10.0.0.0/8, without bits "
         "beyond its prefix",
-        "pods[0].ec2.volumeGiB: Input should be greater than or equal to 8",
+        "pods[0].ec2.volumeGiB: must be greater than or equal to 8; it is 1",
         "pods[0].ec2.subnetId: must be an id as AWS writes it: subnet-0123456789abcdef0",
         "pods[0].ec2.ami: must be an id as AWS writes it: ami-0123456789abcdef0",
         "pods[0].ec2.zone: unknown key; known here: ami, engineCidr, instanceType, profile, publicIp, region, spot, "

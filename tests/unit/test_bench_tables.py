@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bench import digests, slow_link
 from bench.__main__ import PROGRAMS, main
 from bench.digests import of_openssl
 from bench.peers.peer import without_our_places
 from bench.preview_many import growth
 from bench.support.bare import kinds_of
+from bench.support.machine import version_of
+from bench.support.options import Options
 from bench.support.processes import high_water, sum_of_reads
 from bench.support.table import Figure, Goal, Row, Table, shown
 from bench.updates import CHANGED, FIRST, SAME, rows
@@ -137,6 +142,25 @@ def test_every_program_says_which_images_it_needs(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "sandbox standin\n"
     assert main(["--images", "digests", "lora_check"]) == 0
     assert capsys.readouterr().out == "\n"
+
+
+def test_a_program_that_fails_loses_no_other_ones_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(_: Options) -> Table:
+        raise RuntimeError("the link was cut, and `up` did not notice")
+
+    monkeypatch.setattr(slow_link, "run", fails)
+    monkeypatch.setattr(digests, "run", lambda _: Table("Digests", "How fast."))
+    assert main(["slow_link", "digests", "--output", str(tmp_path / "tables.md")]) == 1
+    out, err = capsys.readouterr()
+    assert "## Digests\n" in out
+    assert "slow_link: failed: RuntimeError: the link was cut, and `up` did not notice\n" in err
+    assert "## Digests\n" in (tmp_path / "tables.md").read_text()
+
+
+def test_a_program_that_is_missing_has_no_version() -> None:
+    assert version_of(["lora-pods-no-such-program", "--version"]) == "missing"
 
 
 def test_an_unknown_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,21 @@ def faults(args: Mapping[str, Json], version: str | None = NOW) -> tuple[str, ..
     return raised.value.sentences
 
 
+@pytest.mark.parametrize("value", [0, -3, 0.0, "0", "-1"])
+@pytest.mark.parametrize("key", ["tensorParallelSize", "max-num-seqs", "maxNumBatchedTokens"])
+def test_what_has_to_be_one_at_least(key: str, value: Json) -> None:
+    assert faults({key: value}) == (f"engine.args.{key} is {value}; it must be at least 1",)
+
+
+def test_a_text_that_no_unit_can_pass_on() -> None:
+    with pytest.raises(UserError) as caught:
+        plan({"chatTemplate": "a\nb"})
+    assert str(caught.value) == (
+        "engine.args: chat-template holds a line break or a NUL, which a systemd unit cannot pass on; where vLLM takes "
+        "a file for it, put one on the pod and give its path"
+    )
+
+
 # --- names ---
 
 
