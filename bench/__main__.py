@@ -44,13 +44,20 @@ def main(words: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     options = Options(given.repeat or (1 if given.quick else 5), given.quick)
+    failed = []
     for name, program in programs.items():
-        text = measured(name, program, options)
+        try:
+            text = measured(name, program, options)
+        except Exception as error:
+            # Hours of the others' work are not to be lost for one.
+            sys.stderr.write(f"{name}: failed: {type(error).__name__}: {error}\n")
+            failed.append(name)
+            continue
         print(text, flush=True)
         if given.output:
             with given.output.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
-    return 0
+    return 1 if failed else 0
 
 
 def measured(name: str, program: ModuleType, options: Options) -> str:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.support.machine import drop_caches, version_of
@@ -47,7 +48,9 @@ def run(options: Options) -> Table:
             empty_cache(adapters)
             disk.append(megabytes_a_second([READ, str(weights)]))
             empty_cache(adapters)
-            dgst.append(weights.stat().st_size / timed(lambda: openssl_digest(weights)) / 1e6)
+            openssl_digest(Path(os.devnull))  # so that openssl itself is in the cache again
+            start = timed(partial(openssl_digest, Path(os.devnull)))
+            dgst.append(weights.stat().st_size / (timed(partial(openssl_digest, weights)) - start) / 1e6)
             empty_cache(adapters)
             alone.append(megabytes_a_second([PROGRAM, str(work / f"alone-{number}"), str(adapters[0])]))
             warm.append(megabytes_a_second([PROGRAM, str(work / f"warm-{number}"), str(adapters[0])]))
@@ -61,7 +64,7 @@ def run(options: Options) -> Table:
         "The digests of adapters of 160 MB that this machine has not seen, read from a disk whose cache is empty: what "
         "the first preview of an adapter waits for. Against `openssl speed -evp sha256` in blocks of 1 MiB on one "
         "core, which reads nothing and hashes one block again and again, and against `openssl dgst -sha256` of the "
-        "same file, which does what has to be done.",
+        "same file, which does what has to be done; its own start is taken off.",
         versions={"OpenSSL": version_of(["openssl", "version"])},
     )
     table.add(

@@ -6,7 +6,7 @@ from functools import partial
 
 from bench.support.options import Options
 from bench.support.table import Figure, Goal, Row, Table
-from bench.support.timing import in_turn, tell
+from bench.support.timing import tell, timed
 from bench.support.vllm import ENGINE, ask_all, vllm_site
 from bootstrap.demo.prepare import BASE
 
@@ -16,25 +16,27 @@ REQUESTS = 12
 
 def run(options: Options) -> Table:
     tokens = 16 if options.quick else 48
-    seconds: dict[int | None, list[Figure]] = {}
+    seconds: dict[int | None, tuple[list[float], list[float]]] = {None: ([], []), 1: ([], [])}
     with vllm_site() as (here, adapters, url):
         models = list(adapters)
         spread = [models[number % len(models)] for number in range(REQUESTS)]
         alone = [models[0]] * REQUESTS
-        for most in (None, 1):
-            tell(f"up with {'the computed --max-loras' if most is None else f'--max-loras {most}'}")
-            engine = {**ENGINE, **({"maxLoras": most} if most else {})}
-            here.configure(adapters, base=BASE, engine=engine)
-            here.up()
-            works = partial(ask_all, url, spread, tokens), partial(ask_all, url, alone, tokens)
-            seconds[most] = in_turn(options.repeat, *works)
+        for number in range(options.repeat):
+            for most, figures in seconds.items():
+                tell(f"round {number + 1}: {'the computed --max-loras' if most is None else f'--max-loras {most}'}")
+                here.configure(adapters, base=BASE, engine={**ENGINE, **({"maxLoras": most} if most else {})})
+                here.up()
+                ask_all(url, spread, tokens)  # what an engine does at first it does once
+                for figure, models_asked in zip(figures, (spread, alone), strict=True):
+                    figure.append(timed(partial(ask_all, url, models_asked, tokens)))
         here.destroy()
-    many, one = seconds[None], seconds[1]
+    many, one = ([Figure(values, "s") for values in figures] for figures in seconds.values())
     table = Table(
         "Serving",
         f"{REQUESTS} requests of {tokens} tokens at the same time to one engine: over {len(models)} "
         "adapters, and all to the same one. With the `--max-loras` that is computed here and with 1, which is "
-        "vLLM's own. Tokens a second of all together; vLLM for CPUs, SmolLM2-135M.",
+        "vLLM's own; the engine is started anew for each, in turn. Tokens a second of all together; vLLM for CPUs, "
+        "SmolLM2-135M.",
     )
     total = REQUESTS * tokens
     table.add(

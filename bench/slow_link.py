@@ -69,7 +69,8 @@ def sent_again(here: Site, link: Link, size: int) -> float:
     try:
         here.up()
     except AssertionError:
-        pass
+        if not link.is_cut:
+            raise
     else:
         raise RuntimeError("the link was cut, and `up` did not notice")
     link.mend()

@@ -34,7 +34,10 @@ def cpu_model() -> str:
 
 def version_of(words: Sequence[str]) -> str:
     """The first dotted number in what a program says of itself, on either stream."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError:
+        return "missing"
     for word in (done.stdout + done.stderr).replace(",", " ").split():
         number = word.removeprefix("v").split("_")[-1]
         if number[:1].isdigit() and "." in number:

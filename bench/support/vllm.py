@@ -71,17 +71,22 @@ class Watch:
 
     def __init__(self, url: str, models: set[str]) -> None:
         self._url, self._models = url, models
+        self._due = time.monotonic() + ENGINE["readyTimeoutSeconds"]
         self.ready_at = 0.0
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
         while not self._models <= models_served(self._url):
+            if time.monotonic() > self._due:
+                return
             time.sleep(0.05)
         self.ready_at = time.perf_counter()
 
     def wait(self) -> float:
         self._thread.join()
+        if not self.ready_at:
+            raise RuntimeError(f"the engine at {self._url} does not list its models")
         return self.ready_at
 
 
