@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from components.core.adapter_files import shown_path
 from components.core.capacity import GIB, Unknown
 from components.core.check.adapter_check import Against
-from components.core.check.base_model import BaseFacts, read_base_config, read_base_model
+from components.core.check.base_model import BaseFacts, longest_context, read_base_config
 from components.core.check.base_sizes import sizes_of
 from components.core.check.remembered import check_all
 from components.core.check.told_once import Checked, told_once
@@ -21,6 +21,8 @@ from components.core.slot_budget import Memory
 from components.core.vllm_loader import version_warning
 from components.locked import Present
 from components.settings import Pod, Settings
+
+_LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 @dataclass
@@ -89,11 +91,19 @@ def _base_model(pod: Pod, settings: Settings, verdict: Verdict) -> BaseFacts | N
     if path is None:
         return None
     try:
-        return read_base_model(path)
+        config, base = read_base_config(path)
     except FaultError as error:
         key, written = ("baseConfig", pod.base_config) if pod.base_config else ("sandbox.volumes", pod.base)
         verdict.faults.append(f"{settings.places[pod.base]}.{key}: {printable(written)}: {error.finding.message}")
         return None
+    asked, longest = pod.engine.max_model_len, longest_context(config)
+    if asked and longest and asked > longest and _LONGER_ALLOWED not in pod.engine.env:
+        verdict.warnings.append(
+            f"{settings.places[pod.base]}.engine.maxModelLen: {asked} is more than the base was made for "
+            f"(max_position_embeddings is {longest}), and vLLM will not start; lower it, or set env: "
+            f'{{{_LONGER_ALLOWED}: "1"}}'
+        )
+    return base
 
 
 def _as_written(finding: Finding, one: Present) -> Finding:

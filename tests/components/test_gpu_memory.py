@@ -40,7 +40,7 @@ def max_loras(served: dict[str, Any]) -> str:
 
 
 def on_host(**engine: Any) -> dict[str, Any]:
-    return {**pod(maxModelLen=1024, **engine), "baseConfig": "../base"}
+    return {**pod(**{"maxModelLen": 1024, **engine}), "baseConfig": "../base"}
 
 
 def test_a_host_says_what_its_gpu_has(base_config: Path) -> None:
@@ -85,3 +85,13 @@ def test_a_rank_that_one_adapter_alone_needs_is_told_with_its_cost(project: Path
     assert flags[1] == PlannedFlag(
         "max-lora-rank", "16", "largest rank is 16 (acme-v2), and raises it from 8 for all slots, +0 MiB"
     )
+
+
+def test_a_context_that_the_base_was_not_made_for_is_a_warning(base_config: Path) -> None:
+    base_config.write_text(json.dumps({**LLAMA, "max_position_embeddings": 1000}))
+    assert described(stack_file(pods=[on_host()])).warnings == (
+        "pods[0].engine.maxModelLen: 1024 is more than the base was made for (max_position_embeddings is 1000), and "
+        'vLLM will not start; lower it, or set env: {VLLM_ALLOW_LONG_MAX_MODEL_LEN: "1"}',
+    )
+    assert described(stack_file(pods=[on_host(env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})])).warnings == ()
+    assert described(stack_file(pods=[on_host(maxModelLen=1000)])).warnings == ()

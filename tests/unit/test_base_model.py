@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.core.check.base_layouts import ARCHITECTURES, LAYOUTS, TEXT_MODELS, WRAPPERS
-from components.core.check.base_model import BaseFacts, Module, base_model_of, read_base_model, split_layer
+from components.core.check.base_model import (
+    BaseFacts,
+    Module,
+    base_model_of,
+    longest_context,
+    read_base_model,
+    split_layer,
+)
 from components.core.errors import UserError
 from tests.support.adapters import Json
 
@@ -35,6 +42,27 @@ def written(directory: Path, config: Json | bytes) -> Path:
 def base(architecture: str = "LlamaForCausalLM", **changes: Json) -> BaseFacts:
     config = {key: value for key, value in {**SIZES, **changes}.items() if value != "absent"}
     return base_model_of(config, architecture, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4096),
+        ({"max_position_embeddings": 9, "text_config": {"max_position_embeddings": 4096}}, 4096),
+        # What stretches it, or says it in another way, or not at all.
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, None),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, None),
+        ({"max_position_embeddings": 4096, "model_max_length": 131072}, None),
+        ({"max_position_embeddings": "4096"}, None),
+        ({"max_position_embeddings": True}, None),
+        ({}, None),
+    ],
+)
+def test_the_longest_context(config: dict[str, Json], longest: int | None) -> None:
+    assert longest_context(config) == longest
 
 
 def widths(model: BaseFacts, name: str) -> tuple[int | None, int | None]:

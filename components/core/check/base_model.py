@@ -31,6 +31,13 @@ from components.core.findings import FaultError, fault
 from components.core.json_text import NotReadableError, as_object, parse_json
 
 CONFIG_NAME = "config.json"
+# Where else a base's longest context may stand (`derive_max_model_len_and_key` in
+# vllm/transformers_utils/model_arch_config_convertor.py).
+_OTHER_LENGTHS = (
+    *("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions", "max_sequence_length"),
+    *("max_seq_length", "seq_len"),
+)
+_UNSTRETCHED = (None, "default", "llama3")
 # The largest in public repositories, with a list of modules left unquantised, is about a tenth of this.
 CONFIG_LIMIT = 4 * 1024 * 1024
 LARGEST_SIZE = 2**40
@@ -167,6 +174,28 @@ def read_base_config(path: Path) -> tuple[Mapping[str, object], BaseFacts]:
     return document, base_model_of(document, architectures[0], hashlib.sha256(raw).hexdigest())
 
 
+def longest_context(config: Mapping[str, object]) -> int | None:
+    """The most tokens that vLLM takes as its --max-model-len; None where config.json says it in another way.
+
+    `_get_and_verify_max_len` of vllm/config/model.py (0.32.0), for the key that nearly all have and for rotary
+    embeddings that are not stretched.
+    """
+    text = _text_config(config) or config
+    longest = text.get("max_position_embeddings")
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
+        return None
+    if any(part.get(key) is not None for part in (config, text) for key in _OTHER_LENGTHS):
+        return None
+    for key in ("rope_scaling", "rope_parameters"):
+        stretched = text.get(key)
+        if isinstance(stretched, Mapping) and (
+            stretched.get("rope_type", stretched.get("type")) not in _UNSTRETCHED
+            or any(isinstance(value, Mapping) for value in stretched.values())
+        ):
+            return None
+    return longest
+
+
 def _no_base(place: str, message: str) -> FaultError:
     return fault(place, "base-config", message)
 
@@ -195,9 +224,13 @@ def base_model_of(config: Mapping[str, object], architecture: str, digest: str) 
     )
 
 
+def _text_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
+    return next((found for key in _TEXT_CONFIGS if isinstance(found := config.get(key), dict)), None)
+
+
 def _multimodal(config: Mapping[str, object], architecture: str, digest: str, wrapper: Wrapper) -> BaseFacts:
-    nested = next((found for key in _TEXT_CONFIGS if isinstance(found := config.get(key), dict)), None)
-    text: Mapping[str, object] = config if nested is None else nested
+    nested = _text_config(config)
+    text = config if nested is None else nested
     model_type = text.get("model_type")
     if nested is None or not isinstance(model_type, str) or model_type not in TEXT_MODELS:
         model_type = wrapper.text_model if nested is None else None
