@@ -558,11 +558,22 @@ def _described(error: ValidationError, kind: type[BaseModel]) -> Iterator[str]:
         seen.add(where)
         if detail["type"] == "extra_forbidden":
             known = sorted(_keys(kind, path[:-1]))
-            yield f"{where}: unknown key; known here: {', '.join(known)}"
+            yield f"{where}: unknown key; {_meant(str(path[-1]), known)}known here: {', '.join(known)}"
         elif detail["type"] == "missing":
             yield f"{where}: is missing"
         else:
             yield f"{where}: {_as_people_say(detail['type'], detail['msg'], detail['input'])}"
+
+
+def _meant(key: str, known: Sequence[str]) -> str:
+    # Here, since it is loaded for a fault alone.
+    from difflib import get_close_matches
+
+    spelled = {name.lower(): name for name in known}
+    close = get_close_matches(key.replace("-", "").replace("_", "").lower(), spelled, 1, 0.75)
+    if close:
+        return f"did you mean {spelled[close[0]]}? "
+    return "vLLM's own flags stand under args; " if "args" in known else ""
 
 
 # By pydantic's names of what is wrong (https://docs.pydantic.dev/latest/errors/validation_errors/).

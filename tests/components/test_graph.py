@@ -279,7 +279,7 @@ def test_faults_of_a_certificate_are_told_with_the_others(project: Path) -> None
         "pods[0].engine: tls.certificate: acme.pem: belongs to another key than lora-pods:tlsKey; its own certificate "
         "must come first"
     )
-    assert caught.value.faults[1].startswith("pods[0].engine: the argument ")
+    assert caught.value.faults[1].startswith("pods[0].engine: engine.args: chat-template ")
 
 
 def test_another_ready_timeout_restarts_nothing(project: Path) -> None:

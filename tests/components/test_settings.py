@@ -60,6 +60,12 @@ def faults(**config: Any) -> list[str]:
         ),
         ({"maxLoras": 1.5}, ".maxLoras: must be a whole number; it is 1.5"),
         ({"maxLoras": "3"}, '.maxLoras: must be a whole number; it is "3"'),
+        (
+            {"tensorParallelSize": 2},
+            ".tensorParallelSize: unknown key; vLLM's own flags stand under args; known here: args, device, diskGiB, "
+            "dtype, env, gpuMemoryGiB, gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, "
+            "port, probe, python, readyTimeoutSeconds, tls, vllm",
+        ),
         ({"device": "tpu"}, ".device: must be 'gpu' or 'cpu'; it is \"tpu\""),
         ({"gpuMemoryUtilization": "\x1b[2J"}, '.gpuMemoryUtilization: must be a number; it is "\\u001b[2J"'),
     ],
@@ -101,16 +107,16 @@ def test_every_fault_is_told_at_once_each_with_its_path() -> None:
         "(the user and the port have their own keys)",
         "pods[3].host.hostKey: is missing",
         'pods[3].engine.port: must be a whole number; it is "8000"',
-        "pods[3].engine.prot: unknown key; known here: args, device, diskGiB, dtype, env, gpuMemoryGiB, "
-        "gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, python, "
-        "readyTimeoutSeconds, tls, vllm",
+        "pods[3].engine.prot: unknown key; did you mean port? known here: args, device, diskGiB, dtype, env, "
+        "gpuMemoryGiB, gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, port, probe, "
+        "python, readyTimeoutSeconds, tls, vllm",
         "pods[4]: give exactly one kind of pod: `host: {address: …, hostKey: …}`, `sandbox: {}` or `ec2: {…}`",
         "models[1].id: acme-v1 is also models[0]; each id names one model",
         "models[2].id: 'org/base' cannot be used; an id has 1 to 96 letters, digits, dots, dashes and underscores, and "
         "begins with a letter or a digit",
         "models[2].id: org/base is the name a base is served under; choose another id",
         "models[3].base: no pod serves org/absent; pods serve org/base, org/other, x, y",
-        "models[4].adaptor: unknown key; known here: adapter, base, id, mayEqualBase",
+        "models[4].adaptor: unknown key; did you mean adapter? known here: adapter, base, id, mayEqualBase",
     ]
 
 

@@ -285,3 +285,8 @@ def test_no_config_raises(config: dict[str, object], architecture: str) -> None:
     assert all(
         size is None or size > 0 for module in model.modules.values() for size in (module.inputs, module.outputs)
     )
+
+
+def test_a_directory_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no config\.json; name the config\.json of the base model\.$"):
+        read_base_model(tmp_path)

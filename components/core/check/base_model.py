@@ -8,6 +8,7 @@ components/core/check/base_layouts.py does not list, nothing is claimed: `BaseFa
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,8 @@ def read_base_config(path: Path) -> tuple[Mapping[str, object], BaseFacts]:
         raise _no_base(shown_path(path), "a path cannot hold a NUL character.")
     file = path / CONFIG_NAME if path.is_dir() else path
     place = shown_path(file)
+    if path.is_dir() and not os.path.lexists(file):
+        raise _no_base(shown_path(path), f"holds no {CONFIG_NAME}; name the config.json of the base model.")
     try:
         real = file.resolve(strict=True)
     # A loop is a RuntimeError on Pythons before 3.13.
