@@ -4,7 +4,7 @@ import pulumi
 
 from components.head_start import head_start
 
-providers = head_start()  # they load while we do, so before the rest is imported
+head_start()  # the providers load while we do, so before the rest is imported
 
 from components.core.errors import UserError, printable_text  # noqa: E402
 from components.deployment import Deployment  # noqa: E402

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +51,7 @@ def main(words: Sequence[str]) -> int:
             text = measured(name, program, options)
         except Exception as error:
             # Hours of the others' work are not to be lost for one.
+            traceback.print_exc()
             sys.stderr.write(f"{name}: failed: {type(error).__name__}: {error}\n")
             failed.append(name)
             continue

@@ -14,7 +14,7 @@ from components.core.check.remembered import check_all
 from components.core.check.told_once import Checked, told_once
 from components.core.digest_cache import DigestCache
 from components.core.ec2_gpus import gpus_of
-from components.core.engine_args import lora_target_modules
+from components.core.engine_args import lora_target_modules, overrides_config
 from components.core.errors import printable
 from components.core.findings import FaultError, Finding
 from components.core.slot_budget import Memory
@@ -97,7 +97,8 @@ def _base_model(pod: Pod, settings: Settings, verdict: Verdict) -> BaseFacts | N
         verdict.faults.append(f"{settings.places[pod.base]}.{key}: {printable(written)}: {error.finding.message}")
         return None
     asked, longest = pod.engine.max_model_len, longest_context(config)
-    if asked and longest and asked > longest and _LONGER_ALLOWED not in pod.engine.env:
+    overridden = pod.engine.env.get(_LONGER_ALLOWED, "0") != "0" or overrides_config(pod.engine.args)
+    if asked and longest and asked > longest and not overridden:
         verdict.warnings.append(
             f"{settings.places[pod.base]}.engine.maxModelLen: {asked} is more than the base was made for "
             f"(max_position_embeddings is {longest}), and vLLM will not start; lower it, or set env: "

@@ -21,6 +21,7 @@ from components.core.meter import Say
 _ANCESTORS = 8
 # What takes its table from Pulumi, or its terminal.
 _TABLELESS = frozenset({"--diff", "--json", "-j", "--non-interactive", "--suppress-progress"})
+_NO = ("false", "f", "0")
 # Every flag may be a variable too (pkg/cmd/pulumi/pulumi.go, 3.274.1).
 _TABLELESS_VARIABLES = (
     *("PULUMI_OPTION_DIFF", "PULUMI_OPTION_JSON"),
@@ -58,14 +59,15 @@ def watched(proc: Path = Path("/proc")) -> bool:
     """
     if _on_ci(os.environ) or os.environ.get("TERM", "").lower() == "dumb":
         return False
-    if any(os.environ.get(name) for name in _TABLELESS_VARIABLES):
+    if any(os.environ.get(name, "0").lower() not in _NO for name in _TABLELESS_VARIABLES):
         return False
     try:
         pulumi = _pulumi(proc, os.getpid())
         if pulumi is None:
             return False
         words = (pulumi / "cmdline").read_text("utf-8", "replace").split("\0")
-        if _TABLELESS & {word.partition("=")[0] for word in words}:
+        given = (word.partition("=") for word in words)
+        if any(flag in _TABLELESS and value.lower() not in _NO for flag, _, value in given):
             return False
         return all(str((pulumi / "fd" / end).readlink()).startswith(("/dev/pts/", "/dev/tty")) for end in "01")
     except (OSError, ValueError, IndexError):

@@ -16,13 +16,15 @@ from pulumi.runtime.settings import get_monitor
 # resources ask for, which is none: so it is the same provider, not another one.
 _NO_FUNCTION = "pulumi-python:dynamic:none"
 
+# gRPC cancels a call that nobody holds, and what the program itself holds goes before its resources are registered.
+_under_way: list[Any] = []
 
-def head_start() -> Any:
+
+def head_start() -> None:
     """Let the engine start the dynamic providers' process, without waiting for it.
 
-    Returns the call under way, to be held until the program ends: one that nobody holds is cancelled. Its answer is
-    that there is no such function, and nobody asks for it.
+    The answer will be that there is no such function; nobody asks for it.
     """
     request = resource_pb2.ResourceInvokeRequest(tok=_NO_FUNCTION, acceptResources=True)
     monitor: Any = get_monitor()
-    return monitor.Invoke.future(request)
+    _under_way.append(monitor.Invoke.future(request))

@@ -549,9 +549,6 @@ def _described(error: ValidationError, kind: type[BaseModel]) -> Iterator[str]:
     seen: set[str] = set()
     for detail in error.errors(include_url=False, include_context=False):
         path = list(detail["loc"])
-        # The members of a union are tried in turn and each one's complaint is reported: one is enough.
-        while path and isinstance(path[-1], str) and path[-1] in ("str", "bool", "int", "float", "list[str]"):
-            path.pop()
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path)
         if where in seen:
             continue
@@ -562,13 +559,17 @@ def _described(error: ValidationError, kind: type[BaseModel]) -> Iterator[str]:
         elif detail["type"] == "missing":
             yield f"{where}: is missing"
         else:
-            yield f"{where}: {_as_people_say(detail['type'], detail['msg'], detail['input'])}"
+            # A value under `env` may be a secret, whatever it should not be.
+            found = "" if "env" in path and detail["input"] is not None else detail["input"]
+            yield f"{where}: {_as_people_say(detail['type'], detail['msg'], found)}"
 
 
 def _meant(key: str, known: Sequence[str]) -> str:
     # Here, since it is loaded for a fault alone.
     from difflib import get_close_matches
 
+    if key in SECRETS:
+        return f"it is a secret of the stack: `pulumi config set --secret {key}`; "
     spelled = {name.lower(): name for name in known}
     close = get_close_matches(key.replace("-", "").replace("_", "").lower(), spelled, 1, 0.75)
     if close:
@@ -591,10 +592,15 @@ def _as_people_say(kind: str, message: str, found: object) -> str:
     if kind == "value_error":  # our own words
         return message.removeprefix("Value error, ")
     if found is None:
-        return "is empty: give it a value, or leave it out"
+        return "is empty: give it a value"
     wanted = _MUST_BE.get(kind) or message.replace("Input should be", "must be")
-    # What is not of a kind is shown as it would stand in JSON: "3" is another thing than 3.
-    return f"{wanted}; it is {printable(json.dumps(found, ensure_ascii=False, default=str), 60)}"
+    # A number is shown as it would stand in JSON: "3" is another thing than 3. Of all else only the kind: it may be a
+    # secret in the wrong place.
+    if isinstance(found, str) and not re.fullmatch(r"[-+]?[0-9][0-9._eE+-]{0,30}", found):
+        return f"{wanted}; it is a text" if found else wanted
+    if isinstance(found, bool | int | float | str):
+        return f"{wanted}; it is {printable(json.dumps(found), 60)}"
+    return f"{wanted}; it is a {'list' if isinstance(found, list) else 'mapping'}"
 
 
 def _keys(kind: type[BaseModel], path: Sequence[int | str]) -> Iterator[str]:

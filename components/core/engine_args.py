@@ -108,6 +108,11 @@ def lora_target_modules(args: Mapping[str, Json]) -> tuple[str, ...] | None:
     return None
 
 
+def overrides_config(args: Mapping[str, Json]) -> bool:
+    """Whether `engine.args` gives vLLM another config of the base than its config.json, or another place for it."""
+    return any(_spelled(key).startswith(("hf-", "config-f")) for key in args)
+
+
 def gpus_needed(args: Mapping[str, Json]) -> int | None:
     """How many GPUs of its machine an engine takes by `engine.args`; None where they do not tell."""
     given = {_spelled(key): value for key, value in args.items()}

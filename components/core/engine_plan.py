@@ -280,8 +280,9 @@ def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None, r
     limit = MAX_LORAS_CAP if fitting is None else max(1, fitting)
     if options.max_loras is not None:
         return options.max_loras, "engine.maxLoras"
-    if options.max_cpu_loras is not None and options.max_cpu_loras < min(count, limit):
-        return options.max_cpu_loras, f"{counted(count, 'adapter')}, capped by engine.maxCpuLoras"
+    kept = count if options.max_cpu_loras is None else options.max_cpu_loras
+    if kept < min(count, limit, requests or count):
+        return kept, f"{counted(count, 'adapter')}, capped by engine.maxCpuLoras"
     if requests is not None and requests < min(count, limit):
         return requests, f"{counted(count, 'adapter')}, as many as requests share a batch (maxNumSeqs)"
     if count <= limit:

@@ -179,7 +179,9 @@ def _refuse_to_split(heads: int | None, rank: int, arguments: Mapping[str, objec
     `verify_with_parallel_config` of vllm/config/model.py, and `divide` in vllm/lora/layers/base_linear.py.
     """
     split = whole(arguments.get("tensor-parallel-size", 1)) or 1
-    if heads and heads % split:
+    # They may give the base other heads than its config.json has.
+    overridden = any(name.startswith(("hf-", "config-f")) for name in arguments)
+    if heads and heads % split and not overridden:
         possible = [str(number) for number in range(1, heads + 1) if heads % number == 0]
         raise UserError(
             f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {heads} attention heads "

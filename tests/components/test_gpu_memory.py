@@ -95,3 +95,5 @@ def test_a_context_that_the_base_was_not_made_for_is_a_warning(base_config: Path
     )
     assert described(stack_file(pods=[on_host(env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})])).warnings == ()
     assert described(stack_file(pods=[on_host(maxModelLen=1000)])).warnings == ()
+    stretched = {"hfOverrides": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}}
+    assert described(stack_file(pods=[on_host(args=stretched)])).warnings == ()

@@ -50,8 +50,9 @@ def faults(**config: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("engine", "fault"),
     [
-        ({"args": None}, ".args: is empty: give it a value, or leave it out"),
-        ({"args": ["--max-num-seqs"]}, '.args: must be a mapping of keys to values; it is ["--max-num-seqs"]'),
+        ({"args": None}, ".args: is empty: give it a value"),
+        ({"args": ["--max-num-seqs"]}, ".args: must be a mapping of keys to values; it is a list"),
+        ({"maxModelLen": {}}, ".maxModelLen: must be a whole number; it is a mapping"),
         ({"vllm": "0.33.0"}, '.vllm: must be a mapping of keys to values; it is "0.33.0"'),
         (
             {"vllm": {"version": 0.33}},
@@ -66,12 +67,29 @@ def faults(**config: Any) -> list[str]:
             "dtype, env, gpuMemoryGiB, gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, maxLoras, maxModelLen, "
             "port, probe, python, readyTimeoutSeconds, tls, vllm",
         ),
-        ({"device": "tpu"}, ".device: must be 'gpu' or 'cpu'; it is \"tpu\""),
-        ({"gpuMemoryUtilization": "\x1b[2J"}, '.gpuMemoryUtilization: must be a number; it is "\\u001b[2J"'),
+        ({"device": "tpu"}, ".device: must be 'gpu' or 'cpu'; it is a text"),
+        # What may be a secret in the wrong place is not shown.
+        ({"maxLoras": "hf_secret"}, ".maxLoras: must be a whole number; it is a text"),
+        ({"env": ["AWS_SECRET_ACCESS_KEY=x"]}, ".env: must be a mapping of keys to values"),
+        (
+            {"env": {"PIN": 123456}},
+            ".env.PIN: must be a text (YAML takes what is not in quotes for a number, or true or false, where it can)",
+        ),
+        (
+            {"apiKey": "secret"},
+            ".apiKey: unknown key; it is a secret of the stack: `pulumi config set --secret apiKey`; known here: args, "
+            "device, diskGiB, dtype, env, gpuMemoryGiB, gpuMemoryUtilization, listen, maxCpuLoras, maxLoraRank, "
+            "maxLoras, maxModelLen, port, probe, python, readyTimeoutSeconds, tls, vllm",
+        ),
     ],
 )
 def test_a_value_of_another_kind_is_shown_beside_what_is_wanted(engine: dict[str, Any], fault: str) -> None:
     assert faults(pods=[{**POD, "engine": {**ENGINE, **engine}}], models=[MODEL]) == [f"pods[0].engine{fault}"]
+
+
+def test_an_unknown_key_that_is_the_name_of_a_type() -> None:
+    (fault,) = faults(pods=[{**POD, "str": 1}], models=[MODEL])
+    assert fault.startswith("pods[0].str: unknown key; known here: ")
 
 
 def test_a_good_file(project: Path) -> None:

@@ -55,6 +55,8 @@ def base(architecture: str = "LlamaForCausalLM", **changes: Json) -> BaseFacts:
         # What stretches it, or says it in another way, or not at all.
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, None),
         ({"max_position_embeddings": 4096, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, None),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": None, "type": "yarn", "factor": 4.0}}, None),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "factor": 4.0}}, None),
         ({"max_position_embeddings": 4096, "model_max_length": 131072}, None),
         ({"max_position_embeddings": "4096"}, None),
         ({"max_position_embeddings": True}, None),

@@ -45,6 +45,11 @@ def test_a_terminal_is_watched(tmp_path: Path) -> None:
     assert console.watched(processes(tmp_path))
 
 
+def test_a_flag_that_is_off_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULUMI_OPTION_DIFF", "false")
+    assert console.watched(processes(tmp_path, arguments=("up", "--diff=false")))
+
+
 @pytest.mark.parametrize(
     "what",
     [

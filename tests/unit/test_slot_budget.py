@@ -143,6 +143,8 @@ def test_what_cannot_be_shared_by_so_many_gpus_is_refused() -> None:
     )
     with pytest.raises(UserError, match="attention heads"):
         flags([], three)
+    # Which may be others than config.json has.
+    assert flags([8], replace(three, args={**three.args, "hfOverrides": {"num_attention_heads": 33}}))[0].value == "1"
     sharded = {"tensorParallelSize": 16, "fullyShardedLoras": True}
     with pytest.raises(UserError) as caught:
         flags([8], replace(H100, args=sharded))
@@ -160,6 +162,8 @@ def test_no_more_adapters_share_a_batch_than_requests_do() -> None:
         assert value == "8"
         assert reason.startswith("40 adapters, as many as requests share a batch (maxNumSeqs): ")
     assert max_loras([16] * 4, replace(H100, args={"maxNumSeqs": 8}))[0] == "4"
+    assert max_loras([16] * 40, replace(H100, args={"maxNumSeqs": 2}, max_cpu_loras=4))[0] == "2"
+    assert max_loras([16] * 40, replace(H100, args={"maxNumSeqs": 8}, max_cpu_loras=4))[0] == "4"
     assert max_loras([16] * 40, replace(H100, args={"maxNumSeqs": 8}, max_loras=10))[0] == "10"
 
 

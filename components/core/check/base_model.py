@@ -38,7 +38,6 @@ _OTHER_LENGTHS = (
     *("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions", "max_sequence_length"),
     *("max_seq_length", "seq_len"),
 )
-_UNSTRETCHED = (None, "default", "llama3")
 # The largest in public repositories, with a list of modules left unquantised, is about a tenth of this.
 CONFIG_LIMIT = 4 * 1024 * 1024
 LARGEST_SIZE = 2**40
@@ -191,11 +190,11 @@ def longest_context(config: Mapping[str, object]) -> int | None:
         return None
     for key in ("rope_scaling", "rope_parameters"):
         stretched = text.get(key)
-        if isinstance(stretched, Mapping) and (
-            stretched.get("rope_type", stretched.get("type")) not in _UNSTRETCHED
-            or any(isinstance(value, Mapping) for value in stretched.values())
-        ):
-            return None
+        if isinstance(stretched, Mapping):
+            kind = stretched.get("rope_type") or stretched.get("type")
+            nested = any(isinstance(value, Mapping) for value in stretched.values())
+            if nested or (kind != "llama3" and (kind not in (None, "default") or stretched.get("factor") is not None)):
+                return None
     return longest
 
 

@@ -250,4 +250,4 @@ class Unpacking:
             self.thread.join()
         if self.error not in (None, raised):
             assert self.error is not None
-            say(files.of_the_disk(self.store.root, self.error) or str(self.error))
+            say(files.of_the_disk(self.store.root, self.error) or str(self.error) or repr(self.error))
