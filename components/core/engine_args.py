@@ -15,7 +15,7 @@ from typing import TypeAlias
 from components.core.ec2_gpus import Gpus
 from components.core.errors import UserError, UserErrors, printable
 from components.core.listing import counted
-from components.core.slot_budget import whole
+from components.core.slot_budget import overriding, whole
 from components.core.vllm_flags import OTHER_NAMES, Flag, flags_of, misused, nearest, opposite, unknown
 from components.core.vllm_loader import loader_rules, version_warning
 from components.core.vllm_rules import NO_SUCH_FLAGS, OWNED_FLAGS
@@ -110,7 +110,7 @@ def lora_target_modules(args: Mapping[str, Json]) -> tuple[str, ...] | None:
 
 def overrides_config(args: Mapping[str, Json]) -> bool:
     """Whether `engine.args` gives vLLM another config of the base than its config.json, or another place for it."""
-    return any(_spelled(key).startswith(("hf-", "config-f")) for key in args)
+    return overriding(map(_spelled, args))
 
 
 def gpus_needed(args: Mapping[str, Json]) -> int | None:

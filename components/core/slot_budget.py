@@ -8,7 +8,7 @@ is (`_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py ends vLLM 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from components.core.capacity import (
@@ -179,9 +179,7 @@ def _refuse_to_split(heads: int | None, rank: int, arguments: Mapping[str, objec
     `verify_with_parallel_config` of vllm/config/model.py, and `divide` in vllm/lora/layers/base_linear.py.
     """
     split = whole(arguments.get("tensor-parallel-size", 1)) or 1
-    # They may give the base other heads than its config.json has.
-    overridden = any(name.startswith(("hf-", "config-f")) for name in arguments)
-    if heads and heads % split and not overridden:
+    if heads and heads % split and not overriding(arguments):
         possible = [str(number) for number in range(1, heads + 1) if heads % number == 0]
         raise UserError(
             f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {heads} attention heads "
@@ -192,6 +190,11 @@ def _refuse_to_split(heads: int | None, rank: int, arguments: Mapping[str, objec
             f"engine.args: fullyShardedLoras shares rank {rank} among {split} GPUs, which do not divide it; set "
             "engine.maxLoraRank to one that they divide, or leave fullyShardedLoras out"
         )
+
+
+def overriding(names: Iterable[str]) -> bool:
+    """Whether one of these flags gives vLLM another config of the base than its config.json."""
+    return any(name.startswith(("hf-", "config-f")) for name in names)
 
 
 def changing(name: str) -> bool:
