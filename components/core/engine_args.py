@@ -197,7 +197,7 @@ def _words(name: str, value: Json, flag: Flag) -> list[str]:
     if isinstance(value, Mapping):
         return [f"--{name}", _compact(value)]
     if isinstance(value, str | int | float):
-        return flag_words(name, value)
+        return flag_words(name, _scalar(value, where))
     items = list(value)
     if not items:
         raise UserError(f"{where} is an empty list; give it a value or leave it out")
@@ -216,15 +216,15 @@ def _words(name: str, value: Json, flag: Flag) -> list[str]:
 def _scalar(item: Json, where: str) -> str | int | float:
     if isinstance(item, bool) or not isinstance(item, str | int | float):
         raise UserError(f"{where} is a list, and its items must be strings or numbers")
+    if isinstance(item, str) and re.search(r"[\n\0]", item):
+        raise UserError(
+            f"{where} holds a line break or a NUL, which a systemd unit cannot pass on; where vLLM takes a "
+            "file for it, put one on the pod and give its path"
+        )
     return item
 
 
 def _word(value: str | int | float, name: str) -> str:
-    if isinstance(value, str) and re.search(r"[\n\0]", value):
-        raise UserError(
-            f"engine.args: {name} holds a line break or a NUL, which a systemd unit cannot pass on; where vLLM takes a "
-            "file for it, put one on the pod and give its path"
-        )
     if isinstance(value, float):
         if not math.isfinite(value):
             raise UserError(f"{name} is {value}, which is no number vLLM can use")

@@ -248,6 +248,5 @@ class Unpacking:
             return
         if self.thread is not None:
             self.thread.join()
-        if self.error not in (None, raised):
-            assert self.error is not None
+        if self.error is not None and self.error is not raised:
             say(files.of_the_disk(self.store.root, self.error) or str(self.error) or repr(self.error))
