@@ -59,8 +59,9 @@ def started_with(here: Site) -> tuple[list[str], dict[str, str]]:
 def start_by_hand(here: Site, words: list[str], environment: dict[str, str], url: str, served: set[str]) -> float:
     """Seconds until the same engine, started by a shell where the unit was, is ready."""
     here.machine.run("systemctl", "stop", here.unit)
-    # vLLM remembers in its home what it found out of a model, ten seconds of its first start; `up`'s was empty too.
-    here.machine.run("find", environment["HOME"], "-mindepth", "1", "-delete")
+    # vLLM remembers in its home what it found out of a model, nine seconds of its first start; `up`'s was empty too. The
+    # slash: of a DynamicUser= it is a link.
+    here.machine.run("find", f"{environment['HOME']}/", "-mindepth", "1", "-delete")
     settings = [f"{name}={value}" for name, value in environment.items()]
     command = ("exec", here.machine.name, "sh", "-c", 'echo $$ >/run/by-hand; exec env -i "$@"', "sh")
     started = time.perf_counter()
