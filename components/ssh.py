@@ -112,11 +112,30 @@ class PodSession:
 
         `heard` gets each line that podctl says meanwhile.
         """
+        return await (await self.start(command, heard)).send(chunks)
+
+    async def start(self, command: str, heard: Say | None = None) -> Verb:
+        """Start a verb that waits for its standard input. It ends with the connection."""
         try:
             process = await self._connection.create_process(command, encoding=None)
         except (asyncssh.Error, OSError) as error:
             raise UserError(f"{self._address} lets us in and runs no command ({printable(error)})") from None
-        said = asyncio.ensure_future(_read_all(process, heard))
+        return Verb(process, self._address, heard)
+
+
+class Verb:
+    """One of podctl's verbs, under way."""
+
+    def __init__(self, process: asyncssh.SSHClientProcess[bytes], address: Address, heard: Say | None) -> None:
+        self._process, self._address, self._heard = process, address, heard
+
+    async def send(self, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        """Give it all of its standard input; return the JSON line it answers with.
+
+        Raises UserError with what podctl says where it refuses.
+        """
+        process = self._process
+        said = asyncio.ensure_future(_read_all(process, self._heard))
         try:
             for chunk in chunks:
                 # asyncssh copies what it is given, so that a view is as good as bytes, and one copy less.

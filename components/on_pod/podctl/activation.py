@@ -39,6 +39,7 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     if state.invocation == before.invocation:
         state = state._replace(invocation="")  # systemd refused to start it: the run before says nothing of this one
     proxy.start_proxy(store, engine, generation.document)
+    units.keep_version(engine, generation)  # now: asking takes a while, and the engine loads meanwhile
     return Trial(state, since, (ran.err.strip() or "systemctl restart failed") if ran.status else "")
 
 
@@ -153,7 +154,8 @@ def verb_activate(store: Store, document: Document) -> Document:
                         raise Refusal("%s runs on as it is, but %s" % (unit_name(engine), fault))
                 with store.lock("activate"):
                     current = units.write_generation(store, engine, current.n, document)
-                    units.keep_version(engine, current)
+                    if not units.started_version(current):  # it was started by an earlier release
+                        units.keep_version(engine, current)
                     files.unlink(os.path.join(current.path, "rolled-back"))
                 tidy(store, engine)
                 return report(engine, current, restarted=False, found=found)
@@ -190,7 +192,6 @@ def verb_activate(store: Store, document: Document) -> Document:
         if fault:
             told = proof.explain(store, engine, trial) if journalled else ("", [])
             raise go_back(store, engine, good, trial_of, "is not kept", fault, told, rivals)
-        units.keep_version(engine, trial_of)
         if waiting.deserted():  # the last moment at which that can be undone
             raise go_back(store, engine, good, trial_of, "is not kept", proof.INTERRUPTED, ("", []), rivals)
         files.write_file(os.path.join(trial_of.path, "proven"), b"")
@@ -234,7 +235,8 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
     if not tried or not tried[-1].proven or state.active != "active":
         return None
     text, revision = document["unit"]["text"], document["secretsRevision"]
-    same = asked_for(tried[-1]) == (text, revision)
+    if asked_for(tried[-1]) != (text, revision):
+        return None
     if os.path.exists(os.path.join(tried[-1].path, "stale")):
         say("an adapter or the vLLM that the engine loaded was put there anew, so it is started again")
         return None
@@ -244,7 +246,7 @@ def settled(store: Store, engine: str, document: Document, state: State) -> Opti
         return None
     in_force = (files.read_file(store.unit_file(engine)), files.read_file(secret_files.secrets_file(store, engine)))
     wanted = (text.encode("utf-8"), secret_files.secrets_bytes(store, engine, revision))
-    return tried[-1] if same and in_force == wanted else None
+    return tried[-1] if in_force == wanted else None
 
 
 def report(engine: str, generation: Generation, restarted: bool, found: Document) -> Document:

@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 import time
-from typing import Iterator, List, Optional, Sequence
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from . import files, programs, units, waiting
 from .documents import Document, field, number, optional
@@ -101,13 +101,15 @@ def unseen(path: str, what: str, homes_shown: bool) -> Iterator[str]:
             parent = os.path.dirname(parent)
 
 
-def python_faults(python: str, homes_shown: bool) -> Iterator[str]:
+def vllm_of(python: str, homes_shown: bool) -> Tuple[str, List[str]]:
+    """The version of the vLLM that a Python has, and what keeps an engine from running it."""
     if not os.path.isabs(python) or not os.path.isfile(python) or not os.access(python, os.X_OK):
-        yield "engine.python %s is not a program on this pod" % python
-        return
-    yield from unseen(python, "engine.python", homes_shown)
-    if not programs.vllm_version(python):
-        yield "engine.python %s has no vLLM: install it there, or set engine.vllm" % python
+        return "", ["engine.python %s is not a program on this pod" % python]
+    faults = list(unseen(python, "engine.python", homes_shown))
+    found = programs.vllm_version(python)
+    if not found:
+        faults.append("engine.python %s has no vLLM: install it there, or set engine.vllm" % python)
+    return found, faults
 
 
 def base_faults(base: str, homes_shown: bool) -> Iterator[str]:
@@ -149,8 +151,10 @@ def verb_prepare(store: Store, document: Document) -> Document:
         faults.append("engine.args shares the base among %d GPUs, and nvidia-smi lists %d" % (needs["gpus"], len(gpus)))
     homes_shown = any(under(path, HOMES) for path in (python, base) if path is not None)
     faults += unseen(os.path.join(files.existing_parent(store.root), "blobs"), "the blob store", homes_shown)
+    vllm = None
     if python is not None:
-        faults += python_faults(python, homes_shown)
+        vllm, wrong = vllm_of(python, homes_shown)
+        faults += wrong
     if base is not None:
         faults += base_faults(base, homes_shown)
     faults += proxy_needs(document)
@@ -172,12 +176,12 @@ def verb_prepare(store: Store, document: Document) -> Document:
     if optional(needs, "proxy", bool):
         install_nginx(store)
     if version is not None:
-        python = make_venv(store, version, homes_shown)
+        vllm = programs.vllm_version(make_venv(store, version, homes_shown))
     return {
         "machineId": (files.read_file("/etc/machine-id") or b"").decode("ascii", "replace").strip(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "systemd": systemd_version(),
-        "vllm": programs.vllm_version(python) if python is not None else None,
+        "vllm": vllm,
         "gpus": gpus,
     }
 

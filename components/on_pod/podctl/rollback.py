@@ -72,7 +72,6 @@ def verb_rollback(store: Store, options: Any) -> Document:
         if not fault:
             fault, journalled, _ = probe.prove(store, engine, document, trial)
         if not fault:
-            units.keep_version(engine, trial_of)
             fault, journalled = (proof.INTERRUPTED, False) if waiting.deserted() else ("", False)
         if fault:
             told = proof.explain(store, engine, trial) if journalled else ("", [])

@@ -64,16 +64,19 @@ def drop_generation(store: Store, engine: str, generation: Generation) -> None:
 
 
 def keep_version(engine: str, generation: Generation) -> None:
-    """Remembers which vLLM a generation was proven with; a later one would be another engine under the same unit."""
-    version = programs.installed_vllm(engine).encode("utf-8")
-    path = os.path.join(generation.path, "vllm")
-    if version and files.read_file(path) != version:
-        files.write_file(path, version)
+    """Remembers which vLLM a generation was started with; a later one would be another engine under the same unit."""
+    version = programs.installed_vllm(engine)
+    if version and started_version(generation) != version:
+        files.write_file(os.path.join(generation.path, "vllm"), version.encode("utf-8"))
+
+
+def started_version(generation: Generation) -> str:
+    return (files.read_file(os.path.join(generation.path, "vllm")) or b"").decode("utf-8", "replace")
 
 
 def other_version(engine: str, generation: Generation) -> str:
     """How the vLLM that is installed differs from the one that was proven, "" if it does not."""
-    proven = (files.read_file(os.path.join(generation.path, "vllm")) or b"").decode("utf-8", "replace")
+    proven = started_version(generation)
     installed = programs.installed_vllm(engine) if proven else ""
     if not installed or installed == proven:
         return ""

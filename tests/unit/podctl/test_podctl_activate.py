@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod.podctl import files, names, programs, proof, units, waiting
+from components.on_pod.podctl import files, names, probe, programs, proof, waiting
 from components.on_pod.podctl.programs import Ran
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
@@ -899,7 +899,12 @@ def test_nor_is_one_kept_that_nobody_waits_for_once_it_is_proven(
     engine.activate("m1")
     good = (pod.units / UNIT).read_text()
     gone: list[str] = []
-    monkeypatch.setattr(units, "keep_version", lambda *_: gone.append("whoever wanted it"))
+
+    def proven(*_: object) -> tuple[str, bool, dict[str, Any]]:
+        gone.append("whoever wanted it")
+        return "", False, {}
+
+    monkeypatch.setattr(probe, "prove", proven)
     monkeypatch.setattr(waiting, "deserted", lambda: bool(gone))
 
     answer = engine.activate("m1", "m2")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod.podctl import activation, files, units, waiting
+from components.on_pod.podctl import activation, files, probe, waiting
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle
@@ -201,7 +201,12 @@ def test_nothing_goes_back_for_somebody_who_is_gone(
     engine.activate("m1", "m2")
     kept = unit(pod)
     gone: list[str] = []
-    monkeypatch.setattr(units, "keep_version", lambda *_: gone.append("whoever asked"))
+
+    def proven(*_: object) -> tuple[str, bool, dict[str, Any]]:
+        gone.append("whoever asked")
+        return "", False, {}
+
+    monkeypatch.setattr(probe, "prove", proven)
     monkeypatch.setattr(waiting, "deserted", lambda: bool(gone))
     assert rollback(pod).lines[-1] == (
         f"{UNIT} is not kept: the run that wanted it was interrupted; "
