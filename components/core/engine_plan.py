@@ -27,7 +27,7 @@ from components.core.engine_args import (
 from components.core.errors import UserError, printable
 from components.core.listing import counted
 from components.core.slot_budget import Budget, Memory, budget_of, shown, whole
-from components.core.vllm_loader import loader_rules, round_up_rank
+from components.core.vllm_loader import DRAINS_SINCE, loader_rules, round_up_rank
 from components.core.vllm_rules import (
     OWNED_ENVIRONMENT,
     SECRET_ENVIRONMENT,
@@ -150,11 +150,9 @@ def plan_engine(
     ):
         if value is not None:
             argv += flag_words(name, value)
-    given = _drain_flag(arguments)
-    if given is not None and str(arguments[given]) == "0":
-        # Left out, it does for an older vLLM too, in an `engine.python` whose version nobody told.
-        arguments = {name: value for name, value in arguments.items() if name != given}
-    argv += argv_of(arguments, options.vllm)
+    # Left out, it does for an older vLLM too, in an `engine.python` whose version nobody told.
+    left_out = _drain_flag(arguments) if _drains_never(arguments) else None
+    argv += argv_of({name: value for name, value in arguments.items() if name != left_out}, options.vllm)
     if adapters:
         argv.append("--enable-lora")
         for flag in flags:
@@ -355,6 +353,19 @@ def _drain_seconds(arguments: Mapping[str, Json], options: EngineOptions) -> int
             f"engine.args.shutdownTimeout: {seconds:g} s is too long; systemd waits a day ({_DAY} s) at most"
         )
     return math.ceil(max(0.0, seconds))
+
+
+def oldest_vllm(args: Mapping[str, Json]) -> str | None:
+    """The oldest release that knows what a unit with these `engine.args` says to it; None where any may do.
+
+    For an `engine.python`, whose release only the pod knows. Raises UserError as `parsed_arguments` does.
+    """
+    return None if _drains_never(parsed_arguments(args, None)[0]) else DRAINS_SINCE
+
+
+def _drains_never(arguments: Mapping[str, Json]) -> bool:
+    given = _drain_flag(arguments)
+    return given is not None and str(arguments[given]) == "0"
 
 
 def _drain_flag(arguments: Mapping[str, Json]) -> str | None:

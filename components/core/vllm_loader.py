@@ -14,6 +14,7 @@ from components.core.errors import UserError, printable
 
 OLDEST = "0.6.5"
 NEWEST = "0.33.0"
+DRAINS_SINCE = "0.18.0"
 
 _RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})")
 
@@ -63,7 +64,7 @@ def loader_rules(version: str | None) -> LoaderRules:
         reads_rslora=number >= (0, 6, 6),
         takes_fused_experts=number >= (0, 11, 1),
         skips_base_embeddings=number >= (0, 12),
-        drains=number >= (0, 18),
+        drains=number >= _known(DRAINS_SINCE),
         limits_target_modules=number >= (0, 19),
         full_modules=("classifier", "score") if number >= (0, 31) else (),
         reads_patterns=number >= (0, 32),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pulumi
 
 from components.core.engine_args import gpus_needed
+from components.core.engine_plan import oldest_vllm
 from components.core.naming import engine_key
 from components.pods import host, sandbox
 from components.pods.contract import Machine
@@ -135,7 +136,7 @@ class GpuPod(pulumi.ComponentResource):
 
 
 def _needs(pod: Pod, key: str) -> dict[str, Any]:
-    engine, gpus = pod.engine, gpus_needed(pod.engine.args) or 1
+    engine, gpus, oldest = pod.engine, gpus_needed(pod.engine.args) or 1, oldest_vllm(pod.engine.args)
     return {
         "base": pod.base if pod.base.startswith("/") else None,
         "diskGiB": engine.disk_gi_b or 1.0,
@@ -148,5 +149,6 @@ def _needs(pod: Pod, key: str) -> dict[str, Any]:
         # into its start with less.
         "shmMiB": 160,
         "vllm": {"version": engine.vllm.version} if engine.vllm else None,
+        **({"vllmAtLeast": oldest} if oldest and not engine.vllm else {}),
         **({"cloudInit": True} if pod.ec2 else {}),
     }

@@ -225,6 +225,23 @@ def test_a_base_on_several_gpus_asks_its_pod_for_them(project: Path, engine: dic
     assert json.loads(one(registered, f"{BASE}-prepare")["stdin"])["needs"].get("gpus") == gpus
 
 
+@pytest.mark.parametrize(
+    ("engine", "release"),
+    [
+        ({"python": "/opt/vllm/bin/python"}, "0.18.0"),
+        ({"python": "/opt/vllm/bin/python", "args": {"shutdownTimeout": 0}}, None),
+        ({"python": "/opt/vllm/bin/python", "args": {"shutdown_timeout": 5}}, "0.18.0"),
+        ({"vllm": {"version": "0.11.0"}}, None),
+    ],
+)
+def test_the_pod_says_whether_an_interpreters_vllm_knows_the_flags(
+    project: Path, engine: dict[str, Any], release: str | None
+) -> None:
+    """Of `engine.vllm` the program knows it."""
+    registered, _ = register(stack_file(pods=[{"base": BASE, "host": HOST, "engine": engine}], models=[]))
+    assert json.loads(one(registered, f"{BASE}-prepare")["stdin"])["needs"].get("vllmAtLeast") == release
+
+
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []

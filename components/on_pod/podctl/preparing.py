@@ -13,7 +13,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 from . import files, programs, units, waiting
 from .documents import Document, field, number, optional
-from .said import Refusal, human, say, shown
+from .said import Refusal, clean, human, say, shown
 from .store import Store
 
 CLOUD_INIT_SECONDS = 1200.0  # what a new machine does by itself is waited for
@@ -101,15 +101,33 @@ def unseen(path: str, what: str, homes_shown: bool) -> Iterator[str]:
             parent = os.path.dirname(parent)
 
 
-def vllm_of(python: str, homes_shown: bool) -> Tuple[str, List[str]]:
-    """The version of the vLLM that a Python has, and what keeps an engine from running it."""
+def vllm_of(python: str, least: Optional[str], homes_shown: bool) -> Tuple[str, List[str]]:
+    """The version of the vLLM that a Python has, and what keeps an engine from running it.
+
+    `least` is the oldest release that knows the unit's flags.
+    """
     if not os.path.isabs(python) or not os.path.isfile(python) or not os.access(python, os.X_OK):
         return "", ["engine.python %s is not a program on this pod" % python]
     faults = list(unseen(python, "engine.python", homes_shown))
     found = programs.vllm_version(python)
     if not found:
         faults.append("engine.python %s has no vLLM: install it there, or set engine.vllm" % python)
+    elif least is not None and is_older(found, least):
+        faults.append(
+            "engine.python %s has vLLM %s, which does not know --shutdown-timeout: install %s or newer there, or set "
+            "engine.args: {shutdownTimeout: 0}" % (python, clean(found)[:60], least)
+        )
     return found, faults
+
+
+def is_older(version: str, least: str) -> bool:
+    """Whether a release came before another one. What was built of a clone (0.1.dev1+g0123abc) may be any."""
+    return "dev" not in version and numbers(version) < numbers(least)
+
+
+def numbers(version: str) -> List[int]:
+    """The three at the front of a version."""
+    return [int(number) for number in (re.findall(r"\d+", version) + ["0"] * 3)[:3]]
 
 
 def base_faults(base: str, homes_shown: bool) -> Iterator[str]:
@@ -153,7 +171,7 @@ def verb_prepare(store: Store, document: Document) -> Document:
     faults += unseen(os.path.join(files.existing_parent(store.root), "blobs"), "the blob store", homes_shown)
     vllm = None
     if python is not None:
-        vllm, wrong = vllm_of(python, homes_shown)
+        vllm, wrong = vllm_of(python, optional(needs, "vllmAtLeast", str), homes_shown)
         faults += wrong
     if base is not None:
         faults += base_faults(base, homes_shown)

@@ -196,6 +196,18 @@ def test_an_interpreter_without_vllm(machine: Machine) -> None:
     ]
 
 
+def test_an_interpreter_whose_vllm_does_not_know_a_flag_of_the_unit(machine: Machine) -> None:
+    """It would end at once, over and over, with argparse's words."""
+    machine.has_vllm(str(machine.python), "0.9.2+cpu")
+    assert machine.faults(python=str(machine.python), vllmAtLeast="0.18.0") == [
+        f"- engine.python {machine.python} has vLLM 0.9.2+cpu, which does not know --shutdown-timeout: install 0.18.0 "
+        "or newer there, or set engine.args: {shutdownTimeout: 0}"
+    ]
+    for version in ("0.18", "0.18.0rc1", "0.33.0", "1.0", "0.1.dev1+g0123abc"):
+        machine.has_vllm(str(machine.python), version)
+        assert machine.prepare(python=str(machine.python), vllmAtLeast="0.18.0").status == 0, version
+
+
 def test_an_interpreter_that_the_engines_user_cannot_reach(machine: Machine) -> None:
     (machine.opt / "vllm").chmod(0o700)
 
