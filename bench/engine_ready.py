@@ -59,8 +59,8 @@ def started_with(here: Site) -> tuple[list[str], dict[str, str]]:
 def start_by_hand(here: Site, words: list[str], environment: dict[str, str], url: str, served: set[str]) -> float:
     """Seconds until the same engine, started by a shell where the unit was, is ready."""
     here.machine.run("systemctl", "stop", here.unit)
-    # vLLM remembers in its home what it found out of a model, nine seconds of its first start; `up`'s was empty too. The
-    # slash: of a DynamicUser= it is a link.
+    # vLLM remembers in its home what it found out of a model, nine seconds of its first start; that of `up` was empty,
+    # too. The slash: of a DynamicUser= it is a link.
     here.machine.run("find", f"{environment['HOME']}/", "-mindepth", "1", "-delete")
     settings = [f"{name}={value}" for name, value in environment.items()]
     command = ("exec", here.machine.name, "sh", "-c", 'echo $$ >/run/by-hand; exec env -i "$@"', "sh")
@@ -68,7 +68,8 @@ def start_by_hand(here: Site, words: list[str], environment: dict[str, str], url
     with subprocess.Popen(
         [*container_engine(), *command, *settings, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
-        seconds = Watch(url, served).wait() - started
-        here.machine.run("sh", "-c", "kill $(cat /run/by-hand)")
-        process.wait()
-    return seconds
+        try:
+            return Watch(url, served).wait() - started
+        finally:
+            here.machine.run("sh", "-c", "kill $(cat /run/by-hand)", check=False)
+            process.wait()

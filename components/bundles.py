@@ -174,15 +174,13 @@ async def _send(props: Mapping[str, Any], settings: Settings, say: Say | None) -
         return podctl_line(address.user, verb)
 
     async with open_session(address, private_key_text(described["credential"], settings)) as session:
-        # It loads while the pod looks what is missing.
-        receiving = None if settings.store else await session.start(line("receive-all"))
         answer = await session.call(line("missing"), {"engine": props["engine"], "bundles": sizes})
         missing: dict[str, int] = answer["missing"]
         if not missing:
             return
         sizes = {digest: sizes[digest] for digest in missing}
         supply = Supply({model: digest for model, digest in wanted.items() if digest in missing}, settings, say)
-        if receiving is None:
+        if settings.store:
             # In a thread, so that the connection is kept alive meanwhile.
             await asyncio.to_thread(supply.demand_stored, sizes)
             await session.call(line("fetch"), {"bundles": supply.offers(sizes)}, paced(say))
@@ -195,5 +193,5 @@ async def _send(props: Mapping[str, Any], settings: Settings, say: Say | None) -
         meter = Meter("uploading", len(here), sum(sizes[digest] - missing[digest] for digest in here), say)
         models = {digest: model for model, digest in sorted(wanted.items(), reverse=True)}
         tails = (meter.through(models[digest], supply.tail(digest, missing[digest])) for digest in sorted(here))
-        await receiving.send(chain([json.dumps(head).encode() + b"\n"], *tails))
+        await session.stream(line("receive-all"), chain([json.dumps(head).encode() + b"\n"], *tails))
         meter.end("uploaded")

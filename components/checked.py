@@ -97,7 +97,9 @@ def _base_model(pod: Pod, settings: Settings, verdict: Verdict) -> BaseFacts | N
         verdict.faults.append(f"{settings.places[pod.base]}.{key}: {printable(written)}: {error.finding.message}")
         return None
     asked, longest = pod.engine.max_model_len, longest_context(config)
-    overridden = pod.engine.env.get(_LONGER_ALLOWED, "0") != "0" or overrides_config(pod.engine.args)
+    # As vllm/envs.py reads it.
+    allowed = pod.engine.env.get(_LONGER_ALLOWED, "0").strip().lower() in ("1", "true")
+    overridden = allowed or overrides_config(pod.engine.args)
     if asked and longest and asked > longest and not overridden:
         verdict.warnings.append(
             f"{settings.places[pod.base]}.engine.maxModelLen: {asked} is more than the base was made for "

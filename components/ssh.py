@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ GO_HOST_KEY_ORDER = (
     *("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
     *("rsa-sha2-256", "rsa-sha2-512", "ssh-rsa", "ssh-ed25519"),
 )
+_ARRIVED = re.compile(r"sha256:[0-9a-f]{64} is here \(")
 MSG_IGNORE = 2  # RFC 4253, 11.2
 CONNECT_SECONDS: float = 60
 PAUSE_SECONDS: float = 2
@@ -112,30 +114,11 @@ class PodSession:
 
         `heard` gets each line that podctl says meanwhile.
         """
-        return await (await self.start(command, heard)).send(chunks)
-
-    async def start(self, command: str, heard: Say | None = None) -> Verb:
-        """Start a verb that waits for its standard input. It ends with the connection."""
         try:
             process = await self._connection.create_process(command, encoding=None)
         except (asyncssh.Error, OSError) as error:
             raise UserError(f"{self._address} lets us in and runs no command ({printable(error)})") from None
-        return Verb(process, self._address, heard)
-
-
-class Verb:
-    """One of podctl's verbs, under way."""
-
-    def __init__(self, process: asyncssh.SSHClientProcess[bytes], address: Address, heard: Say | None) -> None:
-        self._process, self._address, self._heard = process, address, heard
-
-    async def send(self, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
-        """Give it all of its standard input; return the JSON line it answers with.
-
-        Raises UserError with what podctl says where it refuses.
-        """
-        process = self._process
-        said = asyncio.ensure_future(_read_all(process, self._heard))
+        said = asyncio.ensure_future(_read_all(process, heard))
         try:
             for chunk in chunks:
                 # asyncssh copies what it is given, so that a view is as good as bytes, and one copy less.
@@ -158,7 +141,7 @@ class Verb:
         except (asyncssh.Error, OSError):
             raise UserError(lost) from None
         if process.exit_status != 0:
-            raise UserError(printable_lines(complaint) or lost)
+            raise UserError(_refusal(complaint) or lost)
         answer = _object(output.decode("utf-8", "replace"))
         if not answer:
             raise UserError(
@@ -249,8 +232,10 @@ async def _read_lines(stream: asyncssh.SSHReader[bytes], heard: Say | None) -> b
     return whole
 
 
-def printable_lines(text: bytes) -> str:
-    return "\n".join(printable(line, 500) for line in text.decode("utf-8", "replace").strip().splitlines()[-30:])
+def _refusal(text: bytes) -> str:
+    """What podctl said, without the bundles that arrived before it refused."""
+    lines = text.decode("utf-8", "replace").strip().splitlines()
+    return "\n".join([printable(line, 500) for line in lines if not _ARRIVED.match(line)][-30:])
 
 
 @asynccontextmanager

@@ -151,20 +151,36 @@ def token_bytes(base: BaseSizes, number_bytes: int, tensor_parallel: int = 1) ->
     return 2 * base.layers * _shared_keys(base, base.key_width, tensor_parallel) * number_bytes
 
 
+def unshareable(base: BaseSizes, split: int) -> str | None:
+    """What of the base vLLM refuses to share among so many GPUs; None where there is nothing that is known.
+
+    `verify_with_parallel_config` of vllm/config/model.py for its heads; QKVParallelLinear of
+    vllm/model_executor/layers/linear.py, which also gives a head of keys to several GPUs; `divide` of the same file and
+    of vocab_parallel_embedding.py.
+    """
+    if base.heads is not None and base.heads % split:
+        return f"{base.heads} attention heads"
+    if base.key_heads is not None and base.key_heads % split and split % base.key_heads:
+        return f"{base.key_heads} heads of keys"
+    for matrix in base.matrices:
+        if matrix.kind == "row" and matrix.inputs % split:
+            return f"{matrix.name} ({matrix.inputs} inputs)"
+        if matrix.kind == "column" and (matrix.outputs - matrix.keys) % split:
+            return f"{matrix.name} ({matrix.outputs - matrix.keys} outputs)"
+        vocab = {"embedding": matrix.inputs, "output": matrix.outputs}.get(matrix.kind, 0)
+        if _padded(vocab) % split:
+            return f"vocabulary of {_padded(vocab)} tokens"
+    return None
+
+
 def _indivisible(base: BaseSizes, split: int) -> str | None:
     """Why vLLM would not share the base among so many GPUs, or why nobody can tell."""
     if split == 1:
         return None
     if base.heads is None or base.key_heads is None:
         return "the numbers of its heads, which several GPUs share, are not known"
-    if base.heads % split or (base.key_heads % split and split % base.key_heads):
-        return f"{base.heads} heads with {base.key_heads} of keys cannot be shared by {split} GPUs"
-    for matrix in base.matrices:
-        if (matrix.kind == "row" and matrix.inputs % split) or (
-            matrix.kind == "column" and (matrix.outputs - matrix.keys) % split
-        ):
-            return f"{matrix.name} cannot be shared by {split} GPUs"
-    return None
+    what = unshareable(base, split)
+    return f"its {what} cannot be shared by {split} GPUs" if what else None
 
 
 def _share(base: BaseSizes, matrix: Matrix, split: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from components.core.capacity import (
     Unknown,
     slot_bytes,
     token_bytes,
+    unshareable,
     weight_bytes,
 )
 from components.core.errors import UserError
@@ -140,7 +141,7 @@ def budget_of(
         return Unknown(f"what vLLM {'.'.join(map(str, version))} allocates is not known here")
     if isinstance(memory.base, Unknown):
         return memory.base
-    _refuse_to_split(memory.base.heads, rank, arguments)
+    _refuse_to_split(memory.base, rank, arguments)
     if max_model_len is None:
         return Unknown("engine.maxModelLen is not given")
     for name in arguments:
@@ -173,17 +174,17 @@ def budget_of(
     return Budget(share, weights, slot, max_model_len * token, max_model_len, rank)
 
 
-def _refuse_to_split(heads: int | None, rank: int, arguments: Mapping[str, object]) -> None:
-    """Raises UserError for what vLLM surely cannot share among several GPUs.
-
-    `verify_with_parallel_config` of vllm/config/model.py, and `divide` in vllm/lora/layers/base_linear.py.
-    """
+def _refuse_to_split(base: BaseSizes, rank: int, arguments: Mapping[str, object]) -> None:
+    """Raises UserError for what vLLM surely cannot share among several GPUs: of the base, or of the slots (`divide` in
+    vllm/lora/layers/base_linear.py)."""
     split = whole(arguments.get("tensor-parallel-size", 1)) or 1
-    if heads and heads % split and not overriding(arguments):
-        possible = [str(number) for number in range(1, heads + 1) if heads % number == 0]
+    what = None if overriding(arguments) else unshareable(base, split)
+    if what is not None:
+        numbers = range(1, (base.heads or base.key_heads or split) + 1)
+        possible = ", ".join(str(number) for number in numbers if unshareable(base, number) is None)
         raise UserError(
-            f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {heads} attention heads "
-            f"among so many GPUs; {', '.join(possible)} divide them"
+            f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {what} among so many GPUs; "
+            f"what it can: {possible}"
         )
     if arguments.get("fully-sharded-loras") is True and rank % split:
         raise UserError(

@@ -93,7 +93,9 @@ def test_a_context_that_the_base_was_not_made_for_is_a_warning(base_config: Path
         "pods[0].engine.maxModelLen: 1024 is more than the base was made for (max_position_embeddings is 1000), and "
         'vLLM will not start; lower it, or set env: {VLLM_ALLOW_LONG_MAX_MODEL_LEN: "1"}',
     )
-    assert described(stack_file(pods=[on_host(env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})])).warnings == ()
+    for value, warned in (("1", False), ("True", False), ("0", True), ("false", True), ("", True)):
+        allowed = stack_file(pods=[on_host(env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": value})])
+        assert bool(described(allowed).warnings) == warned, value
     assert described(stack_file(pods=[on_host(maxModelLen=1000)])).warnings == ()
     stretched = {"hfOverrides": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}}
     assert described(stack_file(pods=[on_host(args=stretched)])).warnings == ()

@@ -80,6 +80,7 @@ def test_every_packet_of_a_stream_has_bytes_in_it(monkeypatch: pytest.MonkeyPatc
 
 def test_a_refusal_is_told_in_podctls_words_and_made_harmless() -> None:
     async def refuse(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        process.stderr.write(b"sha256:%s is here (159.0 MiB)\n" % (b"ab" * 32))
         process.stderr.write(b"not enough disk: 3 GiB are needed\n\x1b[31mred")
         process.exit(1)
 

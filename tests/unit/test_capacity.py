@@ -95,7 +95,7 @@ def test_two_gpus_share_what_can_be_split() -> None:
 def test_a_head_of_keys_is_the_least_a_gpu_holds() -> None:
     base = sizes(LLAMA_8B)
     assert token_bytes(base, 2, 16) == token_bytes(base, 2, 8)
-    assert token_bytes(base, 2, 5) == Unknown("32 heads with 8 of keys cannot be shared by 5 GPUs")
+    assert token_bytes(base, 2, 5) == Unknown("its 32 attention heads cannot be shared by 5 GPUs")
 
 
 def test_a_quantised_base_takes_its_bits_and_those_of_its_scales() -> None:

@@ -116,10 +116,6 @@ def test_what_the_stack_file_chooses_wins_and_is_checked() -> None:
         ({"args": {"kvCacheDtype": "nvfp4"}}, "engine.dtype or engine.args have a value that is not known here"),
         ({"args": {"tensorParallelSize": "all"}}, "engine.dtype or engine.args have a value that is not known here"),
         ({"args": {"quantization": "gguf"}}, "what a weight takes by engine.args: quantization is not known here"),
-        (
-            {"args": {"tensorParallelSize": 16}, "memory": memory(80, sizes(LLAMA_8B, num_key_value_heads=3))},
-            "32 heads with 3 of keys cannot be shared by 16 GPUs",
-        ),
         ({"memory": memory(80, sizes(LLAMA_8B, sliding_window=1))}, "its layers attend to a sliding window"),
     ],
 )
@@ -139,10 +135,24 @@ def test_what_cannot_be_shared_by_so_many_gpus_is_refused() -> None:
         flags([8], three)
     assert str(caught.value) == (
         "engine.args: tensorParallelSize is 3, and vLLM cannot share the base's 32 attention heads among so many "
-        "GPUs; 1, 2, 4, 8, 16, 32 divide them"
+        "GPUs; what it can: 1, 2, 4, 8, 16, 32"
     )
     with pytest.raises(UserError, match="attention heads"):
         flags([], three)
+    # phi-4: each of the numbers that divide its heads fails of something else.
+    phi = sizes(LLAMA_8B, num_attention_heads=40, num_key_value_heads=10, intermediate_size=17920, vocab_size=100352)
+    for split, what in (
+        (3, "40 attention heads"),
+        (4, "10 heads of keys"),
+        (8, "10 heads of keys"),
+        (5, "vocabulary of 100352 tokens"),
+    ):
+        with pytest.raises(UserError) as caught:
+            flags([8], replace(H100, memory=memory(80, phi), args={"tensorParallelSize": split}))
+        assert str(caught.value) == (
+            f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {what} among so many GPUs; "
+            "what it can: 1, 2"
+        )
     # Which may be others than config.json has.
     assert flags([8], replace(three, args={**three.args, "hfOverrides": {"num_attention_heads": 33}}))[0].value == "1"
     sharded = {"tensorParallelSize": 16, "fullyShardedLoras": True}

@@ -39,7 +39,6 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     if state.invocation == before.invocation:
         state = state._replace(invocation="")  # systemd refused to start it: the run before says nothing of this one
     proxy.start_proxy(store, engine, generation.document)
-    units.keep_version(engine, generation)  # now: asking takes a while, and the engine loads meanwhile
     return Trial(state, since, (ran.err.strip() or "systemctl restart failed") if ran.status else "")
 
 
@@ -181,6 +180,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             except OSError:
                 leave_standing(store, engine, n, good, rivals)
                 raise
+        units.keep_version(engine, trial_of)  # asking takes a while, and the engine loads meanwhile
         fault = proof.await_ready(store, engine, document, trial, attended=True)
         if fault:
             told = proof.explain(store, engine, trial)

@@ -64,6 +64,7 @@ def verb_rollback(store: Store, options: Any) -> Document:
             except OSError:
                 activation.leave_standing(store, engine, n, [standing], [])
                 raise
+        units.keep_version(engine, trial_of)
         what, journalled = "did not become ready", True
         fault = proof.await_ready(store, engine, document, trial, attended=True)
         if not fault:

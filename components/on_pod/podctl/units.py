@@ -64,7 +64,7 @@ def drop_generation(store: Store, engine: str, generation: Generation) -> None:
 
 
 def keep_version(engine: str, generation: Generation) -> None:
-    """Remembers which vLLM a generation was started with; a later one would be another engine under the same unit."""
+    """Remembers which vLLM a generation is tried with; a later one would be another engine under the same unit."""
     version = programs.installed_vllm(engine)
     if version and started_version(generation) != version:
         files.write_file(os.path.join(generation.path, "vllm"), version.encode("utf-8"))

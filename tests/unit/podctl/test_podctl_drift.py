@@ -110,6 +110,16 @@ ROWS: dict[Callable[[Engine, FakeSystemd], None], tuple[dict[str, str], bool]] =
 }
 
 
+def test_going_back_proves_nothing_of_a_vllm_that_was_exchanged_meanwhile(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd
+) -> None:
+    systemd.vllm = "0.33.0"
+    pod.run("activate", stdin=engine.document("m1"))
+    systemd.vllm = "0.33.1"
+    engine.fails(crash=["OSError: no model"])
+    assert drift(pod)["vLLM"] == "0.33.1 is installed, and 0.33.0 was proven"
+
+
 @pytest.mark.parametrize("harm", ROWS, ids=lambda harm: harm.__name__)
 def test_each_row_is_told_and_mended_by_the_same_verbs(
     harm: Callable[[Engine, FakeSystemd], None], engine: Engine, pod: PodDirectory, systemd: FakeSystemd
