@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -73,6 +74,9 @@ def memory_of(pod: Pod, settings: Settings) -> Memory | None:
         config, base = read_base_config(path)
     except FaultError:
         return None
+    # ModelOpt writes its quantisation there: `get_config` of vllm/transformers_utils/config.py (0.32.0).
+    if any(os.path.lexists(place / "hf_quant_config.json") for place in (path, path.parent)):
+        return Memory(memory, Unknown("what a weight takes by hf_quant_config.json is not known here"))
     return Memory(memory, sizes_of(config, base))
 
 

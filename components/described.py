@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from components.certificate import Tls, read_tls, warnings_of
 from components.checked import memory_of, verdict_on
 from components.console import program_says
 from components.core.digest_cache import BundleFacts, DigestCache
-from components.core.errors import UserError
+from components.core.errors import UserError, printable
+from components.core.slot_budget import UTILIZATION
 from components.engine import PlannedEngine, planned_engine
 from components.locked import look
 from components.settings import Pod, RawConfig, Settings, SettingsError, parse, secrecy_faults
@@ -54,10 +55,28 @@ class Described:
         verdict = verdict_on(found.present, settings, cache)
         faults += verdict.faults
         warnings += verdict.warnings
+        warnings += _sharing_a_gpu(settings)
         if faults:
             raise SettingsError(faults, warnings)
         self.settings, self.bundles, self.engines = settings, found.bundles, engines
         self.notes, self.warnings = tuple(found.notes), tuple(warnings)
+
+
+def _sharing_a_gpu(settings: Settings) -> Iterator[str]:
+    """Each engine takes its share of the first GPU when it starts: `request_memory` of vllm/v1/worker/utils.py."""
+    hosts: dict[str, list[Pod]] = {}
+    for pod in settings.pods:
+        if pod.host and pod.device == "gpu" and "CUDA_VISIBLE_DEVICES" not in pod.engine.env:
+            hosts.setdefault(pod.host.address.casefold(), []).append(pod)
+    for address, pods in hosts.items():
+        shares = [pod.engine.gpu_memory_utilization or UTILIZATION for pod in pods]
+        if len(pods) > 1 and sum(shares) > 1:
+            places = " and ".join(settings.places[pod.base] for pod in pods)
+            yield (
+                f"{places}: their engines take {sum(shares):.2f} of the first GPU of {printable(address)} together "
+                "(gpuMemoryUtilization), and what starts last will not start; let them take less than 1, or give each "
+                'its own GPU (env: {CUDA_VISIBLE_DEVICES: "1"})'
+            )
 
 
 def _tls(pod: Pod, settings: Settings) -> Tls | None:

@@ -180,7 +180,7 @@ class Engine(_Part):
     tls: Tls | None = None
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    gpu_memory_gi_b: Annotated[float, Field(gt=0, le=16384)] | None = Field(default=None, alias="gpuMemoryGiB")
+    gpu_memory_gi_b: Annotated[float, Field(gt=0, le=1024)] | None = Field(default=None, alias="gpuMemoryGiB")
     """What each GPU has, where the kind of pod does not tell."""
     dtype: Line | None = None
     max_loras: Annotated[int, Field(ge=1)] | None = None

@@ -26,7 +26,7 @@ from components.core.engine_args import (
 )
 from components.core.errors import UserError, printable
 from components.core.listing import counted
-from components.core.slot_budget import Budget, Memory, budget_of, shown, whole
+from components.core.slot_budget import DTYPES, Budget, Memory, budget_of, shown, whole
 from components.core.vllm_loader import DRAINS_SINCE, loader_rules, round_up_rank
 from components.core.vllm_rules import (
     OWNED_ENVIRONMENT,
@@ -46,10 +46,10 @@ _STOP_SECONDS = 30
 """What is left of stopping after that. Longer helps nobody: where requests are not done in time, vLLM 0.32 kills its
 workers and then waits for the clients' connections, which do not end."""
 _DAY = 86400
-_SMALLER = (
-    "take a larger GPU or several (args: {tensorParallelSize: 2}), a smaller base or engine.maxModelLen, or adapters "
-    "of a smaller rank"
-)
+_OFTEN_TAKEN = 0.9
+"""Of a GPU's memory by an engine that has it for itself."""
+# `assert inputs.dtype in [torch.float16, torch.bfloat16]` in vllm/lora/ops/triton_ops/lora_shrink_op.py (0.32.0)
+_NO_LORA_ON_GPUS = ("float", "float32")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 
 
@@ -135,6 +135,7 @@ def plan_engine(
     arguments, told = parsed_arguments(options.args, options.vllm)
     told += _shared_gpus(options)
     drain = _drain_seconds(arguments, options)
+    _check_dtype(adapters, options)
     flags = _lora_flags(adapters, options, arguments)
     argv = [python, "-m", SERVER_MODULE]
     argv += flag_words("model", base)
@@ -167,7 +168,12 @@ def plan_engine(
         served,
         _STOP_SECONDS + drain,
         options.device == "gpu",
-        (*_names_alike(list(served)), *(_quantized(arguments) if adapters else ()), *told),
+        (
+            *_names_alike(list(served)),
+            *(_quantized(arguments) if adapters else ()),
+            *(_empty_slots(adapters, options) if adapters else ()),
+            *told,
+        ),
     )
 
 
@@ -177,6 +183,26 @@ def _shared_gpus(options: EngineOptions) -> Iterator[str]:
         if fault := gpu_fault(options.args, options.instance_type, gpus):
             raise UserError(fault)
         yield from idle_gpus(options.args, options.instance_type, gpus)
+
+
+def _check_dtype(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> None:
+    if options.dtype is None:
+        return
+    if options.dtype not in DTYPES:
+        raise UserError(f"engine.dtype is {printable(options.dtype)!r}; vLLM takes {', '.join(sorted(DTYPES))}")
+    if adapters and options.device == "gpu" and options.dtype in _NO_LORA_ON_GPUS:
+        raise UserError(
+            f"engine.dtype is {options.dtype}, in which vLLM serves no adapters on a GPU; set bfloat16, or float16 "
+            "where the GPU is older than Ampere"
+        )
+
+
+def _empty_slots(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> Iterator[str]:
+    if options.max_loras is not None and options.max_loras > len(adapters):
+        yield (
+            f"engine.maxLoras is {options.max_loras} for {counted(len(adapters), 'adapter')}; the other slots stay "
+            "empty, and take memory and time all the same. Lower it, or leave it out."
+        )
 
 
 def _names_alike(names: Sequence[str]) -> Iterator[str]:
@@ -229,7 +255,7 @@ def _lora_flags(
     if not adapters:
         budget = _budget(0, options, arguments)
         if isinstance(budget, Budget) and not budget.fits(0):
-            raise UserError(f"{budget.excess(0)}; {_SMALLER}")
+            raise UserError(f"{budget.excess(0)}; {_smaller(budget, 0, options)}")
         return ()
     rank = _max_lora_rank(adapters, options)
     budget = _budget(int(rank.value), options, arguments)
@@ -263,10 +289,28 @@ def _max_loras(
         reason += f"; the GPU's memory is not counted: {budget.reason}"
     elif budget is not None:
         if not budget.fits(value):
-            mend = "lower engine.maxLoras" if options.max_loras and budget.fits(1) else _SMALLER
+            mend = _smaller(budget, value, options)
+            if options.max_loras and budget.fits(1):
+                mend = f"lower engine.maxLoras to {budget.possible} or less"
             raise UserError(f"{budget.excess(value)}; {mend}")
         reason += f": {budget.told(value)}"
     return PlannedFlag("max-loras", str(value), reason)
+
+
+def _is_guessed(options: EngineOptions) -> bool:
+    """Whether the stack file could say more of a GPU's memory."""
+    return options.memory is None and options.device == "gpu"
+
+
+def _smaller(budget: Budget, slots: int, options: EngineOptions) -> str:
+    """What to do where not everything fits."""
+    several = f"more GPUs (engine.args: {{tensorParallelSize: {2 * budget.gpus}}})"
+    ways = ["a larger GPU", several, "a smaller base", "a smaller engine.maxModelLen"]
+    if options.gpu_memory_utilization is not None and options.gpu_memory_utilization < _OFTEN_TAKEN:
+        ways.insert(0, "a larger engine.gpuMemoryUtilization")
+    if slots:
+        ways.append("adapters of a smaller rank")
+    return f"take {', '.join(ways[:-1])} or {ways[-1]}"
 
 
 def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None, requests: int | None) -> tuple[int, str]:
@@ -286,8 +330,14 @@ def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None, r
     if count <= limit:
         return count, f"{counted(count, 'adapter')}, all may share a batch"
     if fitting is None:
-        return limit, f"{counted(count, 'adapter')}, capped at {limit} for memory"
-    return limit, f"{counted(count, 'adapter')}, as many as {'leave the KV cache its share' if fitting else 'can be'}"
+        more = "; engine.gpuMemoryGiB and baseConfig tell how many fit" if _is_guessed(options) else ""
+        return limit, f"{counted(count, 'adapter')}, capped at {limit} for memory{more}"
+    if fitting == 0:
+        return (
+            limit,
+            f"{counted(count, 'adapter')}, one at a time, since two would leave the KV cache less than its share",
+        )
+    return limit, f"{counted(count, 'adapter')}, as many as leave the KV cache its share"
 
 
 def _with_its_cost(
@@ -300,8 +350,13 @@ def _with_its_cost(
     lower = round_up_rank(others[0], loader_rules(options.vllm))
     if lower == budget.rank:
         return rank
-    more = slots * (budget.slot - budget.slot * lower // budget.rank)
-    return replace(rank, reason=f"{rank.reason}, and raises it from {lower} for all slots, +{shown(more)}")
+    cheaper = budget.at(lower)
+    without = min(len(others), max(1, cheaper.most))
+    if options.max_loras is None and slots < without:
+        cost = f"; without it, {without} adapters could share a batch"
+    else:
+        cost = f", +{shown(slots * (budget.slot - cheaper.slot))}"
+    return replace(rank, reason=f"{rank.reason}, and raises it from {lower} for all slots{cost}")
 
 
 def _max_lora_rank(adapters: Sequence[PlannedAdapter], options: EngineOptions) -> PlannedFlag:

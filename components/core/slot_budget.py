@@ -1,9 +1,11 @@
 """How many adapters may share a batch on a GPU of known memory.
 
 The rule: their slots take at most a quarter of what the weights leave, and leave the KV cache room for four requests of
-`maxModelLen` tokens. The rest is for a larger KV cache, and for activations, which vLLM measures while it starts. What
-cannot start at all is told with its numbers: weights, slots and the KV cache of a single request need more than there
-is (`_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py ends vLLM then).
+`maxModelLen` tokens. Where a few of these take all of it, as where `maxModelLen` is all that a base of a long context
+takes, slots that come to a thirty-second of it are granted all the same, as clients would queue for next to nothing.
+The rest is for a larger KV cache, and for activations, which vLLM measures while it starts. What cannot start at all is
+told with its numbers: weights, slots and the KV cache of a single request need more than there is
+(`_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py ends vLLM then).
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ VERSIONS = ((0, 32), (0, 33))
 SLOTS_AT_MOST = 4
 """One part in so many of what the weights leave."""
 REQUESTS_AT_LEAST = 4
+TRIFLE = 32
+"""One part in so many, too."""
 
 # `gpu_memory_utilization` in vllm/config/cache.py (0.32.0, 0.33.0)
-_UTILIZATION = 0.92
-# `auto` makes float32 smaller: `_resolve_auto_dtype` in vllm/config/model.py
-_NUMBERS = {"auto": 2, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+UTILIZATION = 0.92
+# `ModelDType` in vllm/config/model.py, and the bytes of a number. `auto` makes float32 smaller (`_resolve_auto_dtype`).
+DTYPES = {"auto": 2, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
 _CACHED_NUMBERS = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 _COUNTED = frozenset(
@@ -94,12 +98,24 @@ class Budget:
     """The KV cache of one request of `tokens` tokens, which is `maxModelLen`."""
     tokens: int
     rank: int
+    gpus: int = 1
 
     @property
     def most(self) -> int:
         """The most adapters per batch, by the rule; 0 where not even one keeps to it."""
         left = self.share - self.weights
-        return max(0, min(left // SLOTS_AT_MOST, left - REQUESTS_AT_LEAST * self.request) // max(1, self.slot))
+        due = min(left // SLOTS_AT_MOST, left - REQUESTS_AT_LEAST * self.request)
+        trifle = min(left // TRIFLE, left - self.request)
+        return max(0, due, trifle) // max(1, self.slot)
+
+    @property
+    def possible(self) -> int:
+        """The most slots that leave room for a single request."""
+        return max(0, self.share - self.weights - self.request) // max(1, self.slot)
+
+    def at(self, rank: int) -> Budget:
+        """The same with slots of another rank."""
+        return replace(self, rank=rank, slot=self.slot * rank // self.rank)
 
     def fits(self, slots: int) -> bool:
         """Whether so many slots leave room for a single request."""
@@ -110,8 +126,12 @@ class Budget:
         rest = self.share - self.weights - slots * self.slot
         return (
             f"{shown(self.weights)} of weights and {slots} × {shown(self.slot)} of slots leave {shown(rest)} of "
-            f"{shown(self.share)}"
+            f"{shown(self.share)}{self._each}"
         )
+
+    @property
+    def _each(self) -> str:
+        return f" on each of {self.gpus} GPUs" if self.gpus > 1 else ""
 
     def excess(self, slots: int) -> str:
         """What needs more than there is, as a clause."""
@@ -121,7 +141,8 @@ class Budget:
         return (
             f"weights of {shown(self.weights)}{adapted} and the KV "
             f"cache of one request of {self.tokens} tokens ({shown(self.request)}) need "
-            f"{shown(self.weights + taken + self.request)}, and vLLM gets {shown(self.share)} of the GPU"
+            f"{shown(self.weights + taken + self.request)}, and vLLM gets {shown(self.share)} of "
+            f"{f'each of {self.gpus} GPUs' if self.gpus > 1 else 'the GPU'}"
         )
 
 
@@ -152,11 +173,11 @@ def budget_of(
         if arguments["quantization"] != "fp8":
             return Unknown("what a weight takes by engine.args: quantization is not known here")
         base = replace(base, quantization=Quantization(8))
-    number_bytes = _NUMBERS.get(dtype or "auto")
+    number_bytes = DTYPES.get(dtype or "auto")
     cached = arguments.get("kv-cache-dtype", "auto")
     cached_bytes = number_bytes if cached == "auto" else _CACHED_NUMBERS.get(str(cached))
     lora = arguments.get("lora-dtype", "auto")
-    lora_bytes = number_bytes if lora == "auto" else _NUMBERS.get(str(lora))
+    lora_bytes = number_bytes if lora == "auto" else DTYPES.get(str(lora))
     split = whole(arguments.get("tensor-parallel-size", 1))
     if number_bytes is None or cached_bytes is None or lora_bytes is None or split is None:
         return Unknown("engine.dtype or engine.args have a value that is not known here")
@@ -170,8 +191,8 @@ def budget_of(
         return weights
     if isinstance(token, Unknown):
         return token
-    share = int(memory.gpu_bytes * (_UTILIZATION if utilization is None else utilization))
-    return Budget(share, weights, slot, max_model_len * token, max_model_len, rank)
+    share = int(memory.gpu_bytes * (UTILIZATION if utilization is None else utilization))
+    return Budget(share, weights, slot, max_model_len * token, max_model_len, rank, split)
 
 
 def _refuse_to_split(base: BaseSizes, rank: int, arguments: Mapping[str, object]) -> None:

@@ -49,6 +49,27 @@ def test_a_host_says_what_its_gpu_has(base_config: Path) -> None:
     assert max_loras(on_host()) == PLAIN
 
 
+def test_what_is_quantised_by_a_file_beside_the_config_is_not_counted(base_config: Path) -> None:
+    base_config.with_name("hf_quant_config.json").write_text("{}")
+    assert max_loras(on_host(gpuMemoryGiB=24)) == (
+        f"{PLAIN}; the GPU's memory is not counted: what a weight takes by hf_quant_config.json is not known here"
+    )
+
+
+def test_engines_that_take_one_gpu_together_are_told(project: Path) -> None:
+    def told(*engines: dict[str, Any]) -> tuple[str, ...]:
+        pods = [{**pod(port=8000 + n, **engine), "base": f"{BASE}-{n}"} for n, engine in enumerate(engines)]
+        return described(stack_file(pods=pods, models=[])).warnings
+
+    assert told({}, {"gpuMemoryUtilization": 0.3}) == (
+        "pods[0] and pods[1]: their engines take 1.22 of the first GPU of 10.0.0.7 together (gpuMemoryUtilization), "
+        "and what starts last will not start; let them take less than 1, or give each its own GPU (env: "
+        '{CUDA_VISIBLE_DEVICES: "1"})',
+    )
+    assert told({"gpuMemoryUtilization": 0.5}, {"gpuMemoryUtilization": 0.45}) == ()
+    assert told({}, {"env": {"CUDA_VISIBLE_DEVICES": "1"}}) == told({}, {"device": "cpu"}) == ()
+
+
 def test_an_instance_type_says_it_where_the_base_is_known(base_config: Path) -> None:
     assert max_loras({**EC2, "baseConfig": "../base"}) == f"{PLAIN}: {SUM} 41.1 GiB of 41.1 GiB"
     assert max_loras(EC2) == PLAIN

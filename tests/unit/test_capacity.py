@@ -116,7 +116,19 @@ def test_a_quantised_base_takes_its_bits_and_those_of_its_scales() -> None:
     ],
 )
 def test_bits_that_are_known(given_config: Any, quantization: Quantization | None) -> None:
-    assert quantization_of(given_config) == quantization
+    assert quantization_of({"quantization_config": given_config}) == quantization
+
+
+def test_weights_that_something_else_quantised_are_not_counted_as_they_are() -> None:
+    assert isinstance(quantization_of({"compression_config": {"quant_method": "compressed-tensors"}}), Unknown)
+
+
+def test_heads_of_keys_that_no_base_can_have() -> None:
+    """None at all are as many as heads; anything else that is no number says nothing."""
+    as_many = token_bytes(sizes(LLAMA_8B, num_key_value_heads=None), 2)
+    assert number(as_many) == 4 * number(token_bytes(sizes(LLAMA_8B), 2))
+    for strange in ("8", 0, 5, 64, -8, True):
+        assert isinstance(found(LLAMA_8B, num_key_value_heads=strange), Unknown), strange
 
 
 @pytest.mark.parametrize(
@@ -133,7 +145,7 @@ def test_bits_that_are_known(given_config: Any, quantization: Quantization | Non
     ],
 )
 def test_bits_that_are_not(config: Any) -> None:
-    assert isinstance(quantization_of(config), Unknown)
+    assert isinstance(quantization_of({"quantization_config": config}), Unknown)
     base = sizes(LLAMA_8B, quantization_config=config)
     assert isinstance(weight_bytes(base, 2), Unknown)
     assert isinstance(slot_bytes(base, Slots(16)), int)

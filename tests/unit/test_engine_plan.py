@@ -181,7 +181,10 @@ def test_adapters_on_a_quantised_base_are_told(method: str) -> None:
             40,
             OPTIONS,
             {
-                "max-loras": ("8", "40 adapters, capped at 8 for memory"),
+                "max-loras": (
+                    "8",
+                    "40 adapters, capped at 8 for memory; engine.gpuMemoryGiB and baseConfig tell how many fit",
+                ),
                 "max-cpu-loras": ("40", "40 adapters, all stay in CPU memory"),
             },
         ),
@@ -386,6 +389,27 @@ def test_requests_in_flight_may_finish_unless_the_stack_file_or_the_version_says
     assert flags(shutdown_timeout=5, x=1) == ["--shutdown-timeout", "5", "--x", "1"]
     assert flags(shutdown_t=5) == ["--shutdown-t", "5"]
     assert flags(shutdownTimeout=0) == [], "what vLLM does by itself, and any vLLM takes"
+
+
+def test_types_of_numbers() -> None:
+    with pytest.raises(UserError) as caught:
+        plan(options=replace(OPTIONS, dtype="fp16"))
+    assert str(caught.value) == ("engine.dtype is 'fp16'; vLLM takes auto, bfloat16, float, float16, float32, half")
+    with pytest.raises(UserError) as caught:
+        plan(A, options=replace(OPTIONS, dtype="float32"))
+    assert str(caught.value) == (
+        "engine.dtype is float32, in which vLLM serves no adapters on a GPU; set bfloat16, or float16 where the GPU is "
+        "older than Ampere"
+    )
+    assert plan(options=replace(OPTIONS, dtype="float32")).warnings == ()
+    assert plan(A, options=replace(OPTIONS, dtype="float32", device="cpu")).warnings == ()
+
+
+def test_slots_that_stay_empty_are_remarked() -> None:
+    assert plan(A, options=replace(OPTIONS, max_loras=3)).warnings == (
+        "engine.maxLoras is 3 for 1 adapter; the other slots stay empty, and take memory and time all the same. Lower "
+        "it, or leave it out.",
+    )
 
 
 # --- engine.env ---

@@ -61,7 +61,35 @@ def test_the_kv_cache_keeps_room_for_four_requests() -> None:
 def test_one_slot_there_is_where_the_rule_leaves_none_and_a_request_fits() -> None:
     assert max_loras([64] * 2, replace(L4, max_model_len=32768)) == (
         "1",
-        "2 adapters, as many as can be: 15.0 GiB of weights and 1 × 352 MiB of slots leave 5.3 GiB of 20.6 GiB",
+        "2 adapters, one at a time, since two would leave the KV cache less than its share: 15.0 GiB of weights and "
+        "1 × 352 MiB of slots leave 5.3 GiB of 20.6 GiB",
+    )
+
+
+def test_slots_that_come_to_next_to_nothing_are_granted_where_four_requests_take_all() -> None:
+    """maxModelLen as the base has it is for a few long requests, and clients would queue for half a GiB."""
+    long = replace(H100, max_model_len=131072)
+    assert max_loras([8] * 12, long) == (
+        "12",
+        "12 adapters, all may share a batch: 15.0 GiB of weights and 12 × 44 MiB of slots leave 58.1 GiB of 73.6 GiB",
+    )
+    assert max_loras([64] * 12, long)[0] == "5", "a thirty-second"
+
+
+def test_one_adapter_of_a_large_rank_is_told_whom_it_makes_wait() -> None:
+    assert [flag.reason for flag in flags([16] * 11 + [64], L4)][1] == (
+        "largest rank is 64 (m11), and raises it from 16 for all slots; without it, 11 adapters could share a batch"
+    )
+
+
+def test_several_gpus_are_told_as_each_of_them() -> None:
+    two = replace(L4, args={"tensorParallelSize": 2}, gpu_memory_utilization=0.5)
+    assert max_loras([16], two)[1].endswith("leave 3.6 GiB of 11.2 GiB on each of 2 GPUs")
+    with pytest.raises(UserError) as raised:
+        flags([], replace(two, gpu_memory_utilization=0.3))
+    assert str(raised.value).endswith(
+        "and vLLM gets 6.7 GiB of each of 2 GPUs; take a larger engine.gpuMemoryUtilization, a larger GPU, more GPUs "
+        "(engine.args: {tensorParallelSize: 4}), a smaller base or a smaller engine.maxModelLen"
     )
 
 
@@ -80,8 +108,9 @@ def test_what_cannot_start_is_refused_with_its_numbers() -> None:
             flags([64, 64], options)
         assert str(raised.value) == (
             "weights of 15.0 GiB, a slot for adapters of rank 64 (352 MiB) and the KV cache of one request of 8192 "
-            "tokens (1.0 GiB) need 16.3 GiB, and vLLM gets 15.6 GiB of the GPU; take a larger GPU or several (args: "
-            "{tensorParallelSize: 2}), a smaller base or engine.maxModelLen, or adapters of a smaller rank"
+            "tokens (1.0 GiB) need 16.3 GiB, and vLLM gets 15.6 GiB of the GPU; take a larger GPU, more GPUs "
+            "(engine.args: {tensorParallelSize: 2}), a smaller base, a smaller engine.maxModelLen or adapters of a "
+            "smaller rank"
         )
     assert max_loras([64, 64], replace(L4, memory=memory(17), gpu_memory_utilization=0.97))[0] == "1"
 
@@ -95,7 +124,8 @@ def test_what_the_stack_file_chooses_wins_and_is_checked() -> None:
         flags([64] * 12, replace(L4, max_loras=14))
     assert str(raised.value) == (
         "weights of 15.0 GiB, 14 slots for adapters of rank 64 (4.8 GiB) and the KV cache of one request of 8192 "
-        "tokens (1.0 GiB) need 20.8 GiB, and vLLM gets 20.6 GiB of the GPU; lower engine.maxLoras"
+        "tokens (1.0 GiB) need 20.8 GiB, and vLLM gets 20.6 GiB of the GPU; lower engine.maxLoras to 13 or "
+        "less"
     )
     value, reason = max_loras([16] * 40, replace(H100, max_cpu_loras=10))
     assert (value, reason.split(":")[0]) == ("10", "40 adapters, capped by engine.maxCpuLoras")
@@ -123,8 +153,9 @@ def test_what_is_not_known_changes_nothing_and_is_said(changes: dict[str, Any], 
     options = replace(H100, **changes)
     for ranks in ([8, 64], [16] * 40):
         told, plain = flags(ranks, options), flags(ranks, replace(options, memory=None))
+        reason_of_all = plain[0].reason.removesuffix("; engine.gpuMemoryGiB and baseConfig tell how many fit")
         assert told == (
-            replace(plain[0], reason=f"{plain[0].reason}; the GPU's memory is not counted: {reason}"),
+            replace(plain[0], reason=f"{reason_of_all}; the GPU's memory is not counted: {reason}"),
             *plain[1:],
         )
 
@@ -187,8 +218,7 @@ def test_a_base_alone_that_cannot_start_is_refused_too() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"dtype": "float32"}, "29.9 GiB of weights and 1 × 176 MiB of slots"),
-        ({"args": {"loraDtype": "bfloat16"}, "dtype": "float"}, "29.9 GiB of weights and 1 × 88 MiB of slots"),
+        ({"dtype": "half"}, "15.0 GiB of weights and 1 × 88 MiB of slots"),
         ({"args": {"tensorParallelSize": 2.0}}, "7.5 GiB of weights and 1 × 62 MiB of slots"),
         (
             {"args": {"fullyShardedLoras": True, "tensorParallelSize": 4}},
@@ -229,7 +259,9 @@ budgets = st.builds(
 def test_what_keeps_to_the_rule_fits_and_one_more_does_not_keep_to_it(budget: Budget) -> None:
     left = budget.share - budget.weights
     for slots in (budget.most, budget.most + 1):
-        keeps = 4 * slots * budget.slot <= left and slots * budget.slot + 4 * budget.request <= left
+        taken = slots * budget.slot
+        due = 4 * taken <= left and taken + 4 * budget.request <= left
+        keeps = due or (32 * taken <= left and taken + budget.request <= left)
         assert keeps == (slots == budget.most) or budget.most == 0
     assert budget.most == 0 or budget.fits(budget.most)
 

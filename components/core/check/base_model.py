@@ -275,12 +275,17 @@ def _sizes(config: Mapping[str, object], layout: Layout) -> dict[str, int]:
     given = {name: _size(config, layout.keys.get(name, keys)) for name, keys in _KEYS.items()}
     given["embed"] = _size(config, layout.keys.get("embed", ()))
     hidden, heads = given["hidden"], given["heads"]
+    kv_keys = layout.keys.get("kv_heads", _KEYS["kv_heads"])
     head_dim = given["head_dim"]
     if head_dim is None and layout.head_dim is None and hidden and heads:
         head_dim = hidden // heads
     elif head_dim is None and "head_dim" not in config:
         head_dim = layout.head_dim
-    kv_heads = given["kv_heads"] or (heads if layout.all_heads_have_keys else None)
+    kv_heads = given["kv_heads"]
+    if kv_heads is None and layout.all_heads_have_keys and all(config.get(key) is None for key in kv_keys):
+        kv_heads = heads
+    if kv_heads and heads and heads % kv_heads:
+        kv_heads = None  # no base has such heads
     # ChatGLM without it has as many key heads as heads, whatever multi_query_group_num is.
     if config.get("multi_query_attention") is False:
         kv_heads = heads

@@ -90,16 +90,19 @@ def sizes_of(config: Mapping[str, object], base: BaseFacts) -> BaseSizes | Unkno
         _size(config, "num_attention_heads"),
         _size(config, "num_key_value_heads"),
         _window(config, base.architecture) or key_width,
-        quantization_of(config.get("quantization_config")),
+        quantization_of(config),
     )
 
 
-def quantization_of(given: object) -> Quantization | Unknown | None:
-    """What `quantization_config` says of the weights' bits; None where there is none.
+def quantization_of(config: Mapping[str, object]) -> Quantization | Unknown | None:
+    """What a config.json says of the weights' bits; None where it says nothing.
 
     A scale has 16 bits, a zero point as many as a weight: vllm/model_executor/layers/quantization/ of vLLM 0.32.0. One
     scale for a whole matrix or a row of it counts for nothing.
     """
+    if config.get("compression_config") is not None:
+        return Unknown("what a weight takes by its compression_config is not known here")
+    given = config.get("quantization_config")
     if given is None:
         return None
     if not isinstance(given, Mapping):
