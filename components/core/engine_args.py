@@ -32,8 +32,21 @@ _PARALLEL_FLAGS = (
     "prefill-context-parallel-size",
     "data-parallel-size",
 )
-# No engine has none of them, or less (vllm/config/parallel.py, vllm/config/scheduler.py).
-_AT_LEAST_ONE = frozenset({*_PARALLEL_FLAGS, "max-num-seqs", "max-num-batched-tokens"})
+# Whole numbers in any version, and no engine has less of them: `ge` and `gt` in vllm/config/parallel.py,
+# scheduler.py, cache.py and vllm.py (0.32.0).
+_LEAST = {
+    **dict.fromkeys(_PARALLEL_FLAGS, 1),
+    "block-size": 1,
+    "decode-context-parallel-size": 1,
+    "max-num-active-seqs": 1,
+    "max-num-batched-tokens": 1,
+    "max-num-scheduled-tokens": 1,
+    "max-num-seqs": 1,
+    "nnodes": 1,
+    "node-rank": 0,
+    "shutdown-timeout": 0,
+    "stream-interval": 1,
+}
 # With one of these its GPUs may be those of several machines, or only some of one's.
 _PLACING_FLAGS = ("nnodes", "node-rank", "distributed-executor-backend", "device-ids", "data-parallel-")
 
@@ -57,8 +70,9 @@ def parsed_arguments(args: Mapping[str, Json], version: str | None) -> tuple[dic
             faults.append(f"engine.args.{key} and engine.args.{keys[name]} are one flag; keep one of them")
         keys[name] = key
     for name in sorted(keys):
-        if name in _AT_LEAST_ONE and _below_one(args[keys[name]]):
-            faults.append(f"engine.args.{keys[name]} is {args[keys[name]]}; it must be at least 1")
+        least = _LEAST.get(name)
+        if least is not None and _below(least, args[keys[name]]):
+            faults.append(f"engine.args.{keys[name]} is {args[keys[name]]}; it must be at least {least}")
             continue
         fault, said = _held_against_vllm(name, keys[name], args[keys[name]], version)
         faults += fault
@@ -68,9 +82,9 @@ def parsed_arguments(args: Mapping[str, Json], version: str | None) -> tuple[dic
     return {name: args[keys[name]] for name in sorted(keys)}, told
 
 
-def _below_one(value: Json) -> bool:
+def _below(least: int, value: Json) -> bool:
     try:
-        return not isinstance(value, bool) and float(str(value)) < 1
+        return not isinstance(value, bool) and float(str(value)) < least
     except ValueError:
         return False
 
@@ -149,6 +163,8 @@ def _held_against_vllm(name: str, key: str, value: Json, version: str | None) ->
     """What cannot be right about a flag of the user's, and what may be; each a sentence."""
     rules, where = loader_rules(version), f"args.{printable(key)}"
     missing, wrong = unknown(name, rules.minor), misused(name, value, rules.minor)
+    if wrong and name in _LEAST and isinstance(value, float):
+        return [f"engine.{where} {wrong}"], []
     if version is not None and version_warning(version) is None and nearest(rules.minor) == rules.minor:
         if missing or wrong:
             return [f"engine.{where}: vLLM {rules.version} {missing}" if missing else f"engine.{where} {wrong}"], []

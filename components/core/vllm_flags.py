@@ -484,7 +484,10 @@ def misused(name: str, value: object, minor: tuple[int, ...]) -> str | None:
     if isinstance(value, Mapping):
         return None if flag.kind in ("json", "any") else f"takes no mapping: it must be {_wanted(flag)}"
     if isinstance(value, str | int | float):
-        return None if _fits(flag, value) else f"must be {_wanted(flag)}"
+        # Capital letters are powers of 1024, which vLLM takes without decimals.
+        is_capital = flag.kind == "size" and re.fullmatch(r"\d+\.\d+[KMGT]", str(value))
+        meant = f"; did you mean {str(value).lower()}?" if is_capital else ""
+        return None if _fits(flag, value) else f"must be {_wanted(flag)}{meant}"
     if isinstance(value, Sequence):
         return _misused_list(flag, value)
     return None
@@ -508,7 +511,8 @@ def _fits(flag: Flag, value: str | int | float) -> bool:
     if flag.kind == "whole":
         return _is_whole(value) or re.fullmatch(r"\s*[+-]?\d+\s*", text) is not None
     if flag.kind == "size":
-        return _is_whole(value) or re.fullmatch(r"-?\d+|\d+(\.\d+)?[kKmMgGtT]", text) is not None
+        # `human_readable_int` in vllm/utils/argparse_utils.py (0.32.0)
+        return _is_whole(value) or re.fullmatch(r"-?\d+|\d+[kKmMgGtT]|\d+\.\d+[kmgt]", text) is not None
     if flag.kind == "number":
         return (
             not isinstance(value, str) or re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", text) is not None
@@ -519,7 +523,8 @@ def _fits(flag: Flag, value: str | int | float) -> bool:
 
 
 def _is_whole(value: str | int | float) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    # A larger float is written 1e+300, which Python's int() does not read.
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 2**53)
 
 
 def _is_json(text: str) -> bool:

@@ -143,7 +143,8 @@ PLANS = {
 
 INSTALLED = (0, 32)
 """The vLLM of the sandbox image."""
-VALUES: tuple[Json, ...] = (True, False, "x", "12", "1.5", "2k", "None", "{}", 7, 0.25, {}, ["x", "y"], [1, 2])
+TEXTS = ("x", "12", "1.5", "2k", "1.5K", "None", "{}")
+VALUES: tuple[Json, ...] = (True, False, *TEXTS, 7, 0.25, 1e300, {}, ["x", "y"], [1, 2])
 
 
 def tried() -> Iterator[tuple[str, Json, list[str]]]:

@@ -32,6 +32,29 @@ def test_what_has_to_be_one_at_least(key: str, value: Json) -> None:
     assert faults({key: value}) == (f"engine.args.{key} is {value}; it must be at least 1",)
 
 
+@pytest.mark.parametrize("version", [NOW, None])
+@pytest.mark.parametrize(
+    ("key", "value", "least"),
+    [
+        ("shutdownTimeout", -5, 0),
+        ("shutdownTimeout", "-5", 0),
+        ("blockSize", 0, 1),
+        ("decodeContextParallelSize", 0, 1),
+        ("nnodes", 0, 1),
+        ("nodeRank", -1, 0),
+    ],
+)
+def test_what_no_engine_has_less_of(key: str, value: Json, least: int, version: str | None) -> None:
+    assert faults({key: value}, version) == (f"engine.args.{key} is {value}; it must be at least {least}",)
+    parsed_arguments({key: least}, version)
+
+
+@pytest.mark.parametrize("version", [NOW, None, "0.10.2"])
+@pytest.mark.parametrize("value", [1.5, 1e300, float("inf")])
+def test_a_number_of_things_is_whole_in_any_vllm(value: float, version: str | None) -> None:
+    assert faults({"maxNumSeqs": value}, version) == ("engine.args.maxNumSeqs must be a whole number",)
+
+
 def test_a_text_that_no_unit_can_pass_on() -> None:
     with pytest.raises(UserError) as caught:
         plan({"chatTemplate": "a\nb"})
@@ -136,10 +159,16 @@ def test_no_flag_takes_a_secret_but_those_that_are_ours() -> None:
         ({"maxNumSeqs": False}, "maxNumSeqs needs a value: a whole number"),
         ({"maxNumSeqs": "many"}, "maxNumSeqs must be a whole number"),
         ({"maxNumSeqs": 1.5}, "maxNumSeqs must be a whole number"),
+        ({"maxNumSeqs": 1e300}, "maxNumSeqs must be a whole number"),
         ({"maxNumSeqs": [1]}, "maxNumSeqs takes no list: it must be a whole number"),
         ({"maxNumSeqs": {"a": 1}}, "maxNumSeqs takes no mapping: it must be a whole number"),
         ({"cpuOffloadGb": "4 GB"}, "cpuOffloadGb must be a number"),
         ({"maxNumBatchedTokens": "8 k"}, "maxNumBatchedTokens must be a whole number, which may end in k, m, g or t"),
+        (
+            {"maxNumBatchedTokens": "25.6K"},
+            "maxNumBatchedTokens must be a whole number, which may end in k, m, g or t; did you mean 25.6k?",
+        ),
+        ({"maxNumBatchedTokens": 1e300}, "maxNumBatchedTokens must be a whole number, which may end in k, m, g or t"),
         ({"loraDtype": "fp8"}, "loraDtype must be one of auto, bfloat16, float16"),
         ({"compilationConfig": "{"}, "compilationConfig must be a mapping or a list"),
         ({"cudagraphCaptureSizes": [1, "x"]}, "cudagraphCaptureSizes must hold nothing but a whole number"),
@@ -155,6 +184,8 @@ def test_a_value_of_another_kind(args: Mapping[str, Json], sentence: str) -> Non
     [
         ({"maxNumSeqs": "16"}, ["--max-num-seqs", "16"]),
         ({"maxNumBatchedTokens": "8k"}, ["--max-num-batched-tokens", "8k"]),
+        ({"maxNumBatchedTokens": "25.6k"}, ["--max-num-batched-tokens", "25.6k"]),
+        ({"maxNumBatchedTokens": "8K"}, ["--max-num-batched-tokens", "8K"]),
         ({"maxLogLen": "None"}, ["--max-log-len", "None"]),
         ({"compilationConfig": '{"mode": 3}'}, ["--compilation-config", '{"mode": 3}']),
         ({"customHistogramBuckets": [1, 2]}, ["--custom-histogram-buckets", "[1,2]"]),
