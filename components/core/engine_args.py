@@ -16,15 +16,23 @@ from components.core.ec2_gpus import Gpus
 from components.core.errors import UserError, UserErrors, printable
 from components.core.listing import counted
 from components.core.slot_budget import overriding, whole
-from components.core.vllm_flags import OTHER_NAMES, Flag, flags_of, misused, nearest, opposite, unknown
+from components.core.vllm_flags import OTHER_NAMES, Flag, flags_of, misused, nearest, opposite, same_flag, unknown
 from components.core.vllm_loader import loader_rules, version_warning
 from components.core.vllm_rules import NO_SUCH_FLAGS, OWNED_FLAGS
 
 Json: TypeAlias = str | int | float | bool | Sequence["Json"] | Mapping[str, "Json"] | None
 
 _REFUSED_FLAGS = {
-    name: reason for flag, reason in {**OWNED_FLAGS, **NO_SUCH_FLAGS}.items() for name in (flag, opposite(flag)) if name
+    **{
+        name: reason
+        for flag, reason in {**OWNED_FLAGS, **NO_SUCH_FLAGS}.items()
+        for name in (flag, opposite(flag))
+        if name
+    },
+    **{other: OWNED_FLAGS[flag] for other, flag in OTHER_NAMES.items() if flag in OWNED_FLAGS},
 }
+# A flag of older vLLMs; today's refuse it themselves, as a beginning of several (--device-ids is another).
+_ONCE_A_FLAG = "device"
 # How vLLM shares a model among GPUs, and how often: `world_size` of vllm/config/parallel.py, and its replicas.
 _PARALLEL_FLAGS = (
     "tensor-parallel-size",
@@ -54,10 +62,12 @@ _PLACING_FLAGS = ("nnodes", "node-rank", "distributed-executor-backend", "device
 def parsed_arguments(args: Mapping[str, Json], version: str | None) -> tuple[dict[str, Json], list[str]]:
     """Return `engine.args` under vLLM's spelling of the flags, sorted by it, and what to know of them: sentences.
 
-    Raises UserErrors with all that cannot be right. Of a vLLM whose flags are not known here, what the nearest known
-    one would not take is only told.
+    `no-x: true` of a boolean flag is returned as `x: False`. Raises UserErrors with all that cannot be right. Of a vLLM
+    whose flags are not known here, what the nearest known one would not take is only told.
     """
+    minor = loader_rules(version).minor
     keys: dict[str, str] = {}
+    meant: dict[str, str] = {}
     faults: list[str] = []
     told: list[str] = []
     for key in args:
@@ -66,9 +76,10 @@ def parsed_arguments(args: Mapping[str, Json], version: str | None) -> tuple[dic
         except UserError as error:
             faults.append(str(error))
             continue
-        if name in keys:
-            faults.append(f"engine.args.{key} and engine.args.{keys[name]} are one flag; keep one of them")
-        keys[name] = key
+        flag = same_flag(name, minor)
+        if flag in meant:
+            faults.append(f"engine.args.{key} and engine.args.{meant[flag]} are one flag; keep one of them")
+        keys[name] = meant[flag] = key
     for name in sorted(keys):
         least = _LEAST.get(name)
         if least is not None and _below(least, args[keys[name]]):
@@ -79,7 +90,14 @@ def parsed_arguments(args: Mapping[str, Json], version: str | None) -> tuple[dic
         told += said
     if faults:
         raise UserErrors(faults)
-    return {name: args[keys[name]] for name in sorted(keys)}, told
+    return dict(_positive(name, args[keys[name]], minor) for name in sorted(keys)), told
+
+
+def _positive(name: str, value: Json, minor: tuple[int, ...]) -> tuple[str, Json]:
+    """`x: False` for `no-x: true`, which has the same word in a command line: whoever looks x up finds it."""
+    bare = name.removeprefix("no-")
+    flag = flags_of(minor).get(bare)
+    return (bare, False) if bare != name and value is True and flag and flag.kind == "boolean" else (name, value)
 
 
 def _below(least: int, value: Json) -> bool:
@@ -190,9 +208,8 @@ def _flag_name(key: str) -> str:
         )
     # argparse takes any unambiguous beginning of a flag for the flag, and --no-X for X.
     bare = name.removeprefix("no-")
-    bare = OTHER_NAMES.get(bare, bare)
     for refused, reason in _REFUSED_FLAGS.items():
-        if refused.startswith(bare):
+        if refused.startswith(bare) and bare != _ONCE_A_FLAG:
             hint = "" if refused == bare else f" could be read as --{refused}, which"
             raise UserError(f"{where}{hint} cannot be set here: {reason}")
     return name

@@ -560,6 +560,16 @@ def _meant(name: str, flags: Mapping[str, Flag]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def same_flag(name: str, minor: tuple[int, ...]) -> str:
+    """One name for all that this version takes for one flag: `x` for --no-x, `enable-x` for --disable-x as well."""
+    flags = flags_of(minor)
+    bare = name if name in flags else name.removeprefix("no-")
+    other = opposite(bare)
+    positive = flags.get(other)
+    is_opposite = bare in flags and flags[bare].kind == "switch" and positive and positive.kind == "boolean"
+    return other if is_opposite else bare
+
+
 def opposite(name: str) -> str:
     """The name of the flag that says the contrary; empty where there is none."""
     for prefix, other in (("enable-", "disable-"), ("disable-", "enable-")):

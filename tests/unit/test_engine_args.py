@@ -139,6 +139,60 @@ def test_other_names_of_flags_that_are_ours(key: str, sentence: str) -> None:
     assert faults({key: 1}) == (sentence,)
 
 
+@pytest.mark.parametrize("version", [None, "0.32.0", "0.10.2"])
+@pytest.mark.parametrize("key", ["device-mem", "deviceMemoryUtil", "device_m", "no-device-mem"])
+def test_a_beginning_of_another_name_of_a_flag_that_is_ours(key: str, version: str | None) -> None:
+    assert faults({key: 0.5}, version) == (
+        f"engine.args.{key} could be read as --device-memory-utilization, which cannot be set here: set "
+        "engine.gpuMemoryUtilization beside engine.args",
+    )
+
+
+def test_a_flag_that_older_vllms_had_is_no_beginning_of_another_name() -> None:
+    assert parsed_arguments({"device": "cpu"}, "0.10.2")[0] == {"device": "cpu"}
+
+
+@pytest.mark.parametrize("version", [None, "0.32.0", "0.33.0"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("enforce-eager", "no-enforce-eager"),
+        ("no_enforce_eager", "enforceEager"),
+        ("enable-prefix-caching", "no-enable-prefix-caching"),
+        ("maxNumSeqs", "max-num-seqs"),
+    ],
+)
+def test_one_flag_in_two_spellings(first: str, second: str, version: str | None) -> None:
+    value: Json = 4 if first == "maxNumSeqs" else True
+    assert faults({first: value, second: value}, version) == (
+        f"engine.args.{second} and engine.args.{first} are one flag; keep one of them",
+    )
+
+
+@pytest.mark.parametrize("second", ["enable-prefix-caching", "no-enable-prefix-caching"])
+def test_a_flag_and_its_opposite_where_vllm_has_one(second: str) -> None:
+    args: dict[str, Json] = {"disablePrefixCaching": True, second: True}
+    assert faults(args, "0.33.0") == (
+        f"engine.args.{second} and engine.args.disablePrefixCaching are one flag; keep one of them",
+    )
+    (fault,) = faults(args, "0.32.0")
+    assert "vLLM 0.32.0 has no flag disable-prefix-caching" in fault
+
+
+def test_flags_with_alike_names_are_not_one() -> None:
+    args: dict[str, Json] = {"disableLogStats": True, "enableLogRequests": True, "enableLogOutputs": True}
+    assert len(parsed_arguments(args, NOW)[0]) == 3
+
+
+@pytest.mark.parametrize("version", [None, NOW])
+def test_a_flag_with_no_before_it_is_the_flag_with_the_other_value(version: str | None) -> None:
+    assert parsed_arguments({"no-enforce-eager": True, "noFullyShardedLoras": True}, version) == (
+        {"enforce-eager": False, "fully-sharded-loras": False},
+        [],
+    )
+    assert parsed_arguments({"no-x": True}, None)[0] == {"no-x": True}
+
+
 def test_no_flag_takes_a_secret_but_those_that_are_ours() -> None:
     words = ("key", "-token", "password", "secret")
     for version in (OLDEST, NEWEST):

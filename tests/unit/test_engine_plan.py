@@ -263,6 +263,7 @@ def test_a_rank_of_ones_own() -> None:
         ({"enforceEager": True}, ["--enforce-eager"]),
         ({"enforce_eager": False}, ["--no-enforce-eager"]),
         ({"no-enable-prefix-caching": True}, ["--no-enable-prefix-caching"]),
+        ({"maxNumSeqs": 4, "no-enforce-eager": True}, ["--max-num-seqs", "4", "--no-enforce-eager"]),
         ({"max-num-seqs": 16}, ["--max-num-seqs", "16"]),
         ({"maxNumSeqs": 16.0}, ["--max-num-seqs", "16"]),
         ({"cpuOffloadGb": 0.5}, ["--cpu-offload-gb", "0.5"]),
@@ -427,6 +428,7 @@ def test_variables_of_the_user() -> None:
         ("cpu", {"enforceEager": True}, {"TORCH_COMPILE_DISABLE": "0"}, "0"),
         ("cpu", {}, {}, None),
         ("cpu", {"enforce_eager": False}, {}, None),
+        ("cpu", {"no-enforce-eager": True}, {}, None),
         ("gpu", {"enforceEager": True}, {}, None),
     ],
 )
