@@ -518,8 +518,13 @@ def test_without_a_base_a_name_that_no_usual_base_has_is_a_warning(name: str) ->
     ("allowed", "verdict"),
     [
         (("q_proj", "v_proj"), set()),
-        ((Q, "v_proj"), set()),
         (("qkv_proj",), set()),
+        # Whole names are the engine's.
+        (("model.layers.0.self_attn.qkv_proj",), set()),
+        ((Q,), {("error", "target-modules-limit")}),
+        ((Q, "v_proj"), set()),
+        (("model.layers.1.self_attn.qkv_proj",), {("error", "target-modules-limit")}),
+        (("layers.0.self_attn.qkv_proj",), {("error", "target-modules-limit")}),
         # One module in vLLM: what lets k_proj pass lets q_proj pass.
         (("k_proj",), set()),
         (("gate_up_proj",), {("error", "target-modules-limit")}),
@@ -530,6 +535,41 @@ def test_without_a_base_a_name_that_no_usual_base_has_is_a_warning(name: str) ->
 def test_a_limit_of_the_engine(allowed: tuple[str, ...], verdict: set[tuple[str, str]]) -> None:
     tensors = {**pair(Q), **pair("model.layers.0.self_attn.v_proj", 4, 64, 32)}
     assert verdicts(found(tensors, llama(), lora_target_modules=allowed)) == verdict
+
+
+def test_a_whole_name_is_the_engines() -> None:
+    finding = only(found(pair(Q), llama(), lora_target_modules=(Q,)))
+    assert finding.message == (
+        f"the adapter changes q_proj only, and --lora-target-modules lets vLLM adapt {Q} (a whole name is the "
+        "engine's, which has model.layers.0.self_attn.qkv_proj for this part): the base would answer in its name. "
+        "Widen or drop lora-target-modules."
+    )
+    o = "model.layers.0.self_attn.o_proj"
+    assert found(pair(o), llama(), lora_target_modules=(o,)) == []
+    up = "model.layers.0.mlp.up_proj"
+    gated = found(pair(up, 4, 64, 96), llama(), lora_target_modules=(up,))
+    assert verdicts(gated) == {("error", "target-modules-limit")}
+    # Without a gate beside it, it is packed with nothing.
+    assert found(pair(up, 4, 64, 96), base_of("NemotronForCausalLM"), lora_target_modules=(up,)) == []
+
+
+@pytest.mark.parametrize("base", [None, base_of("UnknownForCausalLM"), base_of("Olmo2ForCausalLM")])
+def test_where_a_part_may_be_a_module_of_its_own_its_whole_name_is_a_warning(base: BaseFacts | None) -> None:
+    of_parts = found(pair(Q), base, lora_target_modules=(Q,))
+    assert ("warning", "target-modules-limit") in verdicts(of_parts)
+    assert "which usually has model.layers.0.self_attn.qkv_proj" in of_parts[-1].message
+    for name in ("model.layers.0.self_attn.qkv_proj", "language_model.model.layers.0.self_attn.qkv_proj"):
+        of_whole = found(pair(Q), base, lora_target_modules=(name,))
+        assert "target-modules-limit" not in {finding.rule for finding in of_whole}
+
+
+def test_a_whole_name_in_a_multimodal_engine() -> None:
+    base = base_of("Qwen2_5_VLForConditionalGeneration")
+    name = "model.language_model.layers.1.self_attn.q_proj"
+    allowed = ("language_model.model.layers.1.self_attn.qkv_proj",)
+    assert found(pair(name), base, lora_target_modules=allowed) == []
+    other = ("language_model.model.layers.0.self_attn.qkv_proj",)
+    assert verdicts(found(pair(name), base, lora_target_modules=other)) == {("error", "target-modules-limit")}
 
 
 def test_a_limit_that_leaves_out_a_part() -> None:

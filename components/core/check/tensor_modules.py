@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from components.core.check.base_layouts import LAYOUTS, VERSIONS, WRAPPERS
+from components.core.check.base_layouts import ARCHITECTURES, LAYOUTS, VERSIONS, WRAPPERS
 from components.core.check.base_model import BaseFacts, Module, split_layer
 from components.core.check.tensor_names import WRAPPERS_OF_TRAINERS
 from components.core.check.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, last_part, share, shown, some, told
@@ -22,8 +22,8 @@ LISTED_AT_MOST = 8
 _TOWERS = frozenset(
     part for wrapper in WRAPPERS.values() for tower in wrapper.towers for part in tower.split(".") if part != "model"
 )
-# One module in vLLM, several in adapters: `packed_modules_mapping` of the usual classes. A filter that names one of
-# them lets all of them pass.
+# One module in vLLM, several in adapters: `packed_modules_mapping` of the usual classes. A filter that has the last
+# part of one of their names lets all of them pass.
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _PACKED_IN = {part: packed for packed, parts in _PACKED.items() for part in parts}
 
@@ -65,8 +65,18 @@ def modules(
     yield from _experts(place, pairs, rules, base_model)
 
 
-def left_out(place: str, pairs: Mapping[str, Pair], lora_target_modules: tuple[str, ...] | None) -> Iterator[Finding]:
-    """Modules that `--lora-target-modules` keeps vLLM from adapting: vllm/lora/utils.py, `is_in_target_modules`."""
+def left_out(
+    place: str,
+    pairs: Mapping[str, Pair],
+    lora_target_modules: tuple[str, ...] | None,
+    base_model: BaseFacts | None,
+) -> Iterator[Finding]:
+    """Modules that `--lora-target-modules` keeps vLLM from adapting.
+
+    vllm/lora/utils.py (0.32.0), `is_in_target_modules`: the last part of a name stands for all modules that have it,
+    and for what is packed with it; a whole name for the one module that has it in the engine, where `….q_proj` is part
+    of `….qkv_proj`.
+    """
     if lora_target_modules is None:
         return
     allowed = set(lora_target_modules)
@@ -74,16 +84,25 @@ def left_out(place: str, pairs: Mapping[str, Pair], lora_target_modules: tuple[s
         packed = _PACKED_IN.get(target, target)
         allowed.update((packed, *_PACKED.get(packed, ())))
     experts = any("experts" in target for target in lora_target_modules)
+    whole = {_identity(target, base_model) for target in lora_target_modules}
     names = [
         module
         for module, pair in pairs.items()
-        if last_part(module) not in allowed and module not in allowed and not (pair.is_experts and experts)
+        if last_part(module) not in allowed
+        and _identity(_in_engine(module, base_model), base_model) not in whole
+        and not (pair.is_experts and experts)
     ]
     if not names:
         return
     has = ", ".join(sorted({shown(last_part(name)) for name in names})[:LISTED_AT_MOST])
     given = ", ".join(shown(target) for target in lora_target_modules[:LISTED_AT_MOST]) or "nothing"
-    severity: Severity = "error" if len(names) == len(pairs) else "warning"
+    parts = [name for name in names if _identity(name, base_model) in whole]
+    # Elsewhere a part may be a module of its own.
+    is_packed = base_model is not None and base_model.known and not _by_transformers(base_model)
+    if parts:
+        packed = shown(_in_engine(parts[0], base_model))
+        given += f" (a whole name is the engine's, which {'' if is_packed else 'usually '}has {packed} for this part)"
+    severity: Severity = "error" if len(names) == len(pairs) and (is_packed or not parts) else "warning"
     if severity == "error":
         message = (
             f"the adapter changes {has} only, and --lora-target-modules lets vLLM adapt {given}: the base would answer "
@@ -95,6 +114,32 @@ def left_out(place: str, pairs: Mapping[str, Pair], lora_target_modules: tuple[s
             f"the adapter answers otherwise than it was trained to; widen or drop lora-target-modules."
         )
     yield told(place, severity, "target-modules-limit", names, message)
+
+
+def _in_engine(module: str, base: BaseFacts | None) -> str:
+    """What holds the module in the engine: itself, or what it is packed into with the others."""
+    before, dot, last = module.rpartition(".")
+    packed = _PACKED_IN.get(last)
+    if packed is None:
+        return module
+    if base is not None and base.known:
+        others = (split_layer(f"{before}{dot}{part}")[0] for part in _PACKED[packed])
+        if any(base.find(other) is None for other in others):
+            return module
+    return f"{before}{dot}{packed}"
+
+
+def _identity(name: str, base: BaseFacts | None) -> str | tuple[int | None, str]:
+    """What a whole name is told from others by: its layer and its last part where vLLM may rename the rest, as it does
+    in multimodal models and some with experts."""
+    if base is not None and base.known and not (base.multimodal or base.has_experts or _by_transformers(base)):
+        return name
+    return split_layer(name)[1], last_part(name)
+
+
+def _by_transformers(base: BaseFacts) -> bool:
+    served = ARCHITECTURES.get(base.architecture)
+    return served is not None and served.any_body
 
 
 def not_listed(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) -> Iterator[Finding]:

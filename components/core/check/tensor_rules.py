@@ -61,6 +61,6 @@ def tensor_findings(
     yield from shapes(place, pairs, config)
     yield from types(place, pairs)
     yield from modules(place, pairs, rules, base_model)
-    yield from left_out(place, pairs, lora_target_modules)
+    yield from left_out(place, pairs, lora_target_modules, base_model)
     yield from not_listed(place, pairs, config)
     yield from other_layers(place, pairs, config)
