@@ -42,9 +42,27 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     return Trial(state, since, (ran.err.strip() or "systemctl restart failed") if ran.status else "")
 
 
+def end_loading(store: Store, engine: str, tried: Sequence[Document]) -> None:
+    """Kills an engine that serves nobody: while vLLM loads, it does not hear the order to stop, and whatever is to come
+    in its place would wait for all of TimeoutStopSec=. `tried` has where it may answer."""
+    unit, key = unit_name(engine), secret_files.read_secrets(store, engine).get("VLLM_API_KEY")
+    if programs.unit_state(unit).active != "active":
+        return
+    if all(proof.get(url, "/health", key)[0] != 200 for url in {document["ready"]["url"] for document in tried}):
+        programs.systemctl("kill", "--signal=KILL", unit)
+
+
+def end_unproven(store: Store, engine: str) -> None:
+    """The same with what a run that was killed left loading."""
+    tried = units.generations(store, engine)
+    if tried and not tried[-1].proven:
+        end_loading(store, engine, [generation.document for generation in tried])
+
+
 def uninstall(store: Store, engine: str) -> bool:
     """Stops the engine and removes its unit. -> whether there was one."""
     unit = unit_name(engine)
+    end_unproven(store, engine)
     proxy.remove_proxy(store, engine)
     programs.systemctl_job("disable", "--now", unit)
     programs.systemctl("reset-failed", unit)
@@ -168,6 +186,7 @@ def verb_activate(store: Store, document: Document) -> Document:
                 refuse_taken_port(store, engine, document, state.active == "active")
             tried = units.generations(store, engine)
             good = [g for g in tried if g.proven]
+            end_unproven(store, engine)
             for killed in [g for g in tried if not g.proven]:
                 units.drop_generation(store, engine, killed)
             n = tried[-1].n + 1 if tried else 1
@@ -184,6 +203,8 @@ def verb_activate(store: Store, document: Document) -> Document:
         fault = proof.await_ready(store, engine, document, trial, attended=True)
         if fault:
             told = proof.explain(store, engine, trial)
+            if trial.state.invocation:
+                end_loading(store, engine, [document])
             raise go_back(store, engine, good, trial_of, "did not become ready", fault, told, rivals)
         fault = proxy.proxy_fault(store, engine, document)
         if fault:

@@ -55,6 +55,7 @@ def verb_rollback(store: Store, options: Any) -> Document:
         document = {**step.previous.document, "unit": {"name": unit_name(engine), "text": step.previous.text}}
         with store.lock("rollback"):
             refuse_what_cannot_come_back(store, engine, step.previous)
+            activation.end_unproven(store, engine)
             for killed in [g for g in tried if not g.proven and g != step.begun]:
                 units.drop_generation(store, engine, killed)
             n = step.begun.n if step.begun else standing.n + 1
@@ -76,6 +77,8 @@ def verb_rollback(store: Store, options: Any) -> Document:
             fault, journalled = (proof.INTERRUPTED, False) if waiting.deserted() else ("", False)
         if fault:
             told = proof.explain(store, engine, trial) if journalled else ("", [])
+            if trial.state.invocation:
+                activation.end_loading(store, engine, [document])
             raise activation.go_back(store, engine, [standing], trial_of, what, fault, told, [])
         if step.last is not None:
             served = json.dumps(units.digests_of(step.last.document), sort_keys=True)

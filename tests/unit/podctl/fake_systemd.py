@@ -86,6 +86,9 @@ class FakeSystemd:
         elif verb == "reset-failed":
             if unit.active == "failed":
                 unit.active, unit.sub = "inactive", "dead"
+        elif verb == "kill":
+            self._stop(unit)
+            unit.active, unit.sub, unit.result = "activating", "auto-restart", "signal"
         elif verb == "restart":
             return self._restart(name, unit)
         else:

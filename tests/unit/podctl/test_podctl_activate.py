@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from components.on_pod.podctl import files, names, probe, programs, proof, waiting
+from components.on_pod.podctl import activation, files, names, probe, programs, proof, waiting
 from components.on_pod.podctl.programs import Ran
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
@@ -244,6 +244,51 @@ def test_an_engine_that_never_answers_is_given_up(engine: Engine) -> None:
         f"{UNIT} did not become ready: after 0 seconds it was still not ready: nothing answers at "
         f"http://127.0.0.1:{engine.port}; the unit from before serves again (m1, org/base)"
     )
+
+
+def test_what_never_served_is_not_asked_to_stop(engine: Engine, systemd: FakeSystemd, pod: PodDirectory) -> None:
+    """While vLLM loads, it does not hear the order: what served before would come back 90 seconds later."""
+    engine.activate("m1")
+    systemd.calls.clear()
+    engine.fails(timeout=0.3, hang=True, polls=10**9)
+    assert systemd.calls == [*RESTART, f"kill --signal=KILL {UNIT}", *RESTART]
+
+
+def test_nor_is_what_a_killed_run_left_loading(
+    engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    engine.activate("m1")
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "await_ready", killed)
+        with pytest.raises(KeyboardInterrupt):
+            engine.activate("m1", "m2", hang=True, polls=10**9)
+    systemd.calls.clear()
+    assert engine.activate("m1").status == 0
+    assert systemd.calls == [f"kill --signal=KILL {UNIT}", *RESTART]
+
+
+def test_what_serves_is_let_finish_though_a_killed_run_wrote_of_another(
+    engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between its generation and the restart, with another port."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    engine.activate("m1")
+    engine.activate("m1", "m2")
+    document = engine.document("m1")
+    document["ready"]["url"] = "http://127.0.0.1:1"
+    with monkeypatch.context() as patch:
+        patch.setattr(activation, "install", killed)
+        with pytest.raises(KeyboardInterrupt):
+            engine.pod.run("activate", stdin=document)
+    systemd.calls.clear()
+    assert engine.activate("m1").status == 0
+    assert systemd.calls == RESTART
 
 
 def test_a_refused_unit_is_told_by_systemd_and_not_by_the_run_before(engine: Engine, systemd: FakeSystemd) -> None:
