@@ -32,6 +32,12 @@ def rule(trained_on: object, base: str | None) -> str | None:
         ("/home/alice/ckpt/Qwen2.5-7B-Instruct", QWEN, None),
         ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B-Instruct/snapshots/a09a354/", QWEN, None),
         ("C:\\Users\\alice\\Qwen2.5-7B-Instruct", QWEN, None),
+        ("C:\\hub\\models--Qwen--Qwen2.5-7B", QWEN, "wrong-base"),
+        ("/hub/models--Qwen/models--Qwen--Qwen2.5-7B-Instruct", QWEN, None),
+        ("/hub/models--gpt2", QWEN, "local-base"),
+        # Endless for an expression that tries every way to read it.
+        ("models--a" * 100_000 + " ", QWEN, "wrong-base"),
+        ("models--" + "-" * 900_000 + " ", QWEN, "wrong-base"),
         (QWEN, "/models/Qwen2.5-7B-Instruct", None),
         (QWEN, "/models/qwen25-7b-instruct-v2", None),
         ("/home/alice/base", "/models/smollm2", None),

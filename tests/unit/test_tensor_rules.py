@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from components.core.check.base_layouts import ARCHITECTURES, WRAPPERS
 from components.core.check.base_model import BaseFacts, base_model_of
+from components.core.check.tensor_pairs import endings
 from components.core.check.tensor_rules import tensor_findings
 from components.core.findings import Finding
 from components.core.safetensors_header import DTYPE_BITS, Tensor
@@ -675,6 +676,31 @@ def test_a_rank_pattern_from_outside_cannot_keep_us_busy() -> None:
     started = time.perf_counter()
     found(pair(module), llama(), {**CONFIG, "rank_pattern": evil})
     assert time.perf_counter() - started < 1
+
+
+def test_a_name_from_outside_cannot_keep_us_busy() -> None:
+    assert sorted(endings("a.b.c")) == ["a.b.c", "b.c", "c"]
+    assert list(endings("")) == [""]
+    assert sorted(endings(".a")) == [".a", "a"]
+    # All of them are half a terabyte.
+    assert sum(map(len, endings("." * 1_000_000))) < 1000
+    dots = found(pair("." * 1_000_000, 8), config={**CONFIG, "target_modules": ["a"], "rank_pattern": {"a": 8}})
+    assert ("error", "rank") in verdicts(dots)
+
+
+def test_long_lists_from_outside_cannot_keep_us_busy() -> None:
+    count = 20_000
+    tensors: Tensors = {}
+    for number in range(count):
+        tensors.update(pair(f"model.layers.{number}.self_attn.q_proj"))
+    # Each of these numbers has the same hash.
+    numbers = [number * (2**61 - 1) for number in range(2, count)]
+    patterns = {f"(odd){number}": number for number in [*numbers, *range(5, count)]}
+    config = {**CONFIG, "r": 5, "rank_pattern": patterns, "layers_to_transform": [*numbers, *range(1, count)]}
+    findings = {finding.rule: finding.message for finding in found(tensors, config=config)}
+    assert set(findings) == {"rank", "layers-to-transform"}
+    assert "has rank 4, and the config says 5 or 6 or 7)" in findings["rank"]
+    assert findings["layers-to-transform"].startswith(f"1 of {count} modules (model.layers.0.self_attn.q_proj) ")
 
 
 @given(

@@ -45,6 +45,8 @@ LARGEST_SIZE = 2**40
 Kind: TypeAlias = Literal["linear", "embedding", "output", "tower", "varies"]
 
 _NUMBER = re.compile(r"(?<=\.)(?:0|[1-9][0-9]{0,5})(?=\.)")
+LAYERS = 10**6
+"""More than any number that is taken for a layer's."""
 # What config.json calls the sizes of a layout, unless the layout says otherwise.
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "hidden": ("hidden_size",),

@@ -17,7 +17,8 @@ SUBJECT = "base_model_name_or_path"
 
 # A Hub id as huggingface_hub checks it (utils/_validators.py): an owner at most, and no other characters than these.
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
-_CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)(?:/|$)", re.ASCII)
+_CACHED = "models--"
+_PART_OF_AN_ID = re.compile(r"[\w.-]+", re.ASCII)
 _QUANTISED = re.compile(
     r"[-_.](?:(?:unsloth-)?bnb-[48]-?bit|[48]-?bits?|awq|gptq|autoround|hqq|exl2|gguf|quantized|int[48]|fp8|fp4|nvfp4|mxfp4"
     r"|w\d+a\d+|g\d+|dynamic|marlin|q[48](?:_[01k](?:_[sml])?)?)(?=$|[-_.])"
@@ -75,9 +76,12 @@ def _warning(rule: str, message: str) -> Finding:
 
 def _hub_id(name: str) -> str | None:
     """`owner/model` or `model`, also out of a path into a Hub cache; None for another path."""
-    cached = _CACHED.search(name.replace("\\", "/"))
-    if cached:
-        return f"{cached[1]}/{cached[2]}"
+    # No expression for the whole folder: one with two repeats takes the square, or the cube, of a name's length.
+    for folder in name.replace("\\", "/").split("/"):
+        if folder.startswith(_CACHED):
+            owner, _, model = folder.removeprefix(_CACHED).partition("--")
+            if _PART_OF_AN_ID.fullmatch(owner) and _PART_OF_AN_ID.fullmatch(model):
+                return f"{owner}/{model}"
     name = name.strip().rstrip("/")
     return name if _HUB_ID.fullmatch(name) else None
 

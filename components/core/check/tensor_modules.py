@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from components.core.check.base_layouts import ARCHITECTURES, LAYOUTS, VERSIONS, WRAPPERS
-from components.core.check.base_model import BaseFacts, Module, split_layer
+from components.core.check.base_model import LAYERS, BaseFacts, Module, split_layer
 from components.core.check.tensor_names import WRAPPERS_OF_TRAINERS
 from components.core.check.tensor_pairs import NAMES_SHOWN, Group, Pair, endings, last_part, share, shown, some, told
 from components.core.findings import Finding, Severity
@@ -175,7 +175,9 @@ def other_layers(place: str, pairs: Mapping[str, Pair], config: Mapping[str, obj
     wanted = given if isinstance(given, list) else [given]
     if not wanted or not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in wanted):
         return
-    names = [module for module in pairs if (layer := split_layer(module)[1]) is not None and layer not in wanted]
+    # Python's sets are slow with large numbers that are chosen to be.
+    layers = {layer for layer in wanted if isinstance(layer, int) and 0 <= layer < LAYERS}
+    names = [module for module in pairs if (layer := split_layer(module)[1]) is not None and layer not in layers]
     if names:
         yield told(
             place,

@@ -12,6 +12,8 @@ from components.core.safetensors_header import Tensor
 
 NAMES_SHOWN = 3
 NAME_SHOWN_CHARACTERS = 120
+# The longest names of public bases have a dozen parts.
+LONGEST_ENDING = 32
 
 
 @dataclass
@@ -50,12 +52,13 @@ class Group:
 
 
 def endings(module: str) -> Iterator[str]:
-    """`a.b.c`, `b.c`, `c`."""
-    yield module
-    position = module.find(".")
-    while position >= 0:
+    """`c`, `b.c`, `a.b.c`, of at most `LONGEST_ENDING` parts: all endings of a name are the square of it."""
+    position = len(module)
+    for _ in range(LONGEST_ENDING):
+        position = module.rfind(".", 0, position)
         yield module[position + 1 :]
-        position = module.find(".", position + 1)
+        if position < 0:
+            return
 
 
 def last_part(module: str) -> str:

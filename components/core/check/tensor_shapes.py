@@ -57,8 +57,8 @@ def shapes(place: str, pairs: Mapping[str, Pair], config: Mapping[str, object]) 
         if rows != columns:
             unequal.add(pair.a[0][0], f"A has {rows} rows and B {columns} columns")
         elif allowed and rows not in allowed:
-            wanted = " or ".join(map(str, sorted(allowed)[:NAMES_SHOWN]))
-            other_rank.add(pair.matrices[0][0], f"has rank {rows}, and the config says {wanted}")
+            # Told of the first alone: there may be as many ranks as modules.
+            other_rank.add(pair.matrices[0][0], "" if other_rank.names else _instead_of(rows, allowed))
         elif len(allowed) > 1 and rows != ranks.plainly(module):
             unsure.add(pair.matrices[0][0], f"has rank {rows}")
     if empty.names:
@@ -161,7 +161,8 @@ class _Ranks:
             else:
                 self._first_expression = min(self._first_expression, position)
         self._unmatched = (len(entries), self._default)
-        self._any = {rank for rank in (self._default, *map(rank_of, entries.values())) if rank}
+        # Python's sets are slow with large numbers that are chosen to be; no matrix has so many rows.
+        self._any = {rank for rank in (self._default, *map(rank_of, entries.values())) if rank and rank < 2**32}
 
     def of(self, module: str) -> set[int]:
         """Empty where the config tells nothing usable."""
@@ -179,6 +180,10 @@ class _Ranks:
     def _first(self, module: str) -> tuple[int, int | None]:
         matches = [self._plain[ending] for ending in endings(module) if ending in self._plain] if self._plain else []
         return min(matches, key=lambda match: match[0]) if matches else self._unmatched
+
+
+def _instead_of(rank: int, allowed: set[int]) -> str:
+    return f"has rank {rank}, and the config says {' or '.join(map(str, sorted(allowed)[:NAMES_SHOWN]))}"
 
 
 def _size(tensor: Tensor) -> str:
