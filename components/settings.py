@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from components.core.adapter_files import is_absent, is_directory
 from components.core.errors import UserError, printable
 from components.core.naming import venv_python
 from components.core.ssh_key import normalise_host_key, normalise_private_key
@@ -377,7 +378,7 @@ class Settings(BaseModel):
             inside = PurePosixPath(pod.base)
             if inside.is_relative_to(mounted):
                 path = self.resolve(source) / inside.relative_to(mounted) / "config.json"
-                return path if path.is_file() else None
+                return None if is_absent(path) or is_directory(path) else path
         return None
 
     def resolve(self, path: str) -> Path:

@@ -11,7 +11,14 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from components.core.adapter_files import CONFIG_NAME, OTHER_WEIGHTS_NAMES, WEIGHTS_NAME, shown_path
+from components.core.adapter_files import (
+    CONFIG_NAME,
+    OTHER_WEIGHTS_NAMES,
+    WEIGHTS_NAME,
+    is_directory,
+    is_plain_file,
+    shown_path,
+)
 from components.core.check.adapter_check import Against, check_adapter
 from components.core.check.base_model import read_base_model
 from components.core.errors import UserError
@@ -68,10 +75,9 @@ def adapter_directories(paths: Sequence[str]) -> list[Path]:
     found: dict[Path, Path] = {}
     for text in paths:
         path = Path(text)
-        # Path's own raise for what lies in a folder that is closed to us.
-        if path.name in FILES and not os.path.isdir(path):  # noqa: PTH112
+        if path.name in FILES and not is_directory(path):
             path = path.parent
-        elif os.path.isfile(path):  # noqa: PTH113
+        elif is_plain_file(path):
             raise UserError(f"{shown_path(path)}: name an adapter's directory, or the {CONFIG_NAME} in it")
         found.setdefault(path.absolute(), path)
     return list(found.values())

@@ -43,6 +43,28 @@ def shown_path(path: Path) -> str:
     return printable(path, limit=1000)
 
 
+# Path's own raise, before Python 3.14, for what lies in a folder that is closed to us, and for a name that is too long.
+def is_directory(path: Path) -> bool:
+    """Whether it is one, as far as can be seen: why it cannot be, whoever reads it is told."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether it is one, or a link to one, as far as can be seen."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_absent(path: Path) -> bool:
+    """Whether there is surely nothing: what cannot be looked at may be there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def locate_adapter(directory: Path) -> AdapterFiles:
     """Finds the adapter's two files by looking at names and types only: no file is opened.
 

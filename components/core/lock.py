@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from components.core.adapter_files import CONFIG_NAME, ENTRIES_LOOKED_AT, WEIGHTS_NAME
+from components.core.adapter_files import CONFIG_NAME, ENTRIES_LOOKED_AT, WEIGHTS_NAME, is_plain_file
 from components.core.digest_cache import BundleFacts
 from components.core.errors import printable
 from components.core.json_text import LFS_POINTER
@@ -186,7 +186,9 @@ def _holds_something_else(directory: Path) -> bool:
     except OSError:
         return True
     return any(
-        name.startswith("adapter_model") or name.endswith(".safetensors") or (directory / name / CONFIG_NAME).is_file()
+        name.startswith("adapter_model")
+        or name.endswith(".safetensors")
+        or is_plain_file(directory / name / CONFIG_NAME)
         for name in names
     )
 

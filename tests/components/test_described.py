@@ -19,6 +19,7 @@ from components.stack_files import read_lock, write_lock
 from tests.components.graph import register
 from tests.components.test_settings import ENGINE, POD, PRIVATE_KEY, Config
 from tests.support.adapters import seeded_adapter
+from tests.support.closed import close
 
 BASE = "example/base"  # what the adapters say they were trained from
 LLAMA = {
@@ -304,6 +305,56 @@ def test_every_fault_of_the_arguments_is_told_with_its_pod(project: Path) -> Non
         "pods[0].engine: args.maxNumSeq: vLLM 0.33, the nearest whose flags are known here, has no flag max-num-seq; "
         "did you mean max-num-seqs?",
     )
+
+
+def test_a_path_that_cannot_be_looked_at_is_a_fault_among_the_others(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "closed").mkdir()
+    close(project / "closed", monkeypatch)
+    long = "x" * 300
+    models = [
+        {"id": "acme-v1", "base": BASE, "adapter": "../closed/v1"},
+        {"id": "acme-v2", "base": BASE, "adapter": f"../{long}"},
+        {"id": "acme-v3", "base": "gone", "adapter": "../adapters/v3"},
+    ]
+    for named, reason in (("../closed/base", "permission denied"), (long, "file name too long")):
+        told = faults(stack_file(pods=[{**pod(), "baseConfig": named}], models=models))
+        assert [fault.partition(": ")[0] for fault in told] == [
+            "pods[0].baseConfig",
+            "models[0].adapter",
+            "models[1].adapter",
+            "models[2].base",
+        ]
+        assert told[0].endswith(f": cannot be read ({reason}).")
+        assert told[1].endswith("acme-v1: ../closed/v1: cannot be read (permission denied).")
+        assert told[2].endswith(": cannot be read (file name too long).")
+
+
+def test_what_a_volume_holds_of_the_base_may_be_out_of_sight(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "closed").mkdir()
+    (project / "loop").mkdir()
+    (project / "loop" / "config.json").symlink_to("config.json")
+    close(project / "closed", monkeypatch)
+    for base, source, reason in (
+        ("/models/x", "../closed", "permission denied"),
+        ("/models/" + "x" * 300, "..", "file name too long"),
+        ("/models/loop", "..", "a loop of links"),
+    ):
+        served = {"base": base, "sandbox": {"volumes": {"/models": source}}}
+        (told,) = faults(stack_file(pods=[served], models=[]))
+        assert told.startswith("pods[0].sandbox.volumes: /models/")
+        assert told.endswith(f": cannot be read ({reason}).")
+    # What is surely not there is nobody's fault: the base may come from elsewhere.
+    described(stack_file(pods=[{"base": "/models/none", "sandbox": {"volumes": {"/models": ".."}}}], models=[]))
+
+
+def test_a_closed_folder_beside_no_weights(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_weights(project / "adapters" / "v2")
+    (project / "adapters" / "v2" / "lost+found").mkdir()
+    close(project / "adapters" / "v2" / "lost+found", monkeypatch)
+    (told,) = faults(stack_file())
+    assert told.startswith("models[1].adapter: acme-v2 at ../adapters/v2: holds no adapter_model.safetensors, and ")
 
 
 def test_the_base_itself_is_known_where_its_config_is_at_hand(project: Path) -> None:

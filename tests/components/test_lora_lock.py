@@ -203,7 +203,10 @@ def test_what_the_pod_says_counts_for_the_check(project: Path, capsys: pytest.Ca
     lines = capsys.readouterr().err.splitlines()
     assert lines[1] == "  pods[0].baseConfig: ../b: cannot be read (no such file or directory)."
     assert lines[2].startswith("  warning: pods[0].engine.vllm.version: vLLM 99.1.0 is newer than ")
-    edit(project, "99.1.0}}\n      baseConfig: ../b", "0.32.0}, args: {loraTargetModules: [o_proj]}}")
+    edit(project, "../b\n", "x" * 300 + "\n")
+    assert lora_lock() == 1
+    assert capsys.readouterr().err.splitlines()[1].endswith(": cannot be read (file name too long).")
+    edit(project, "99.1.0}}\n      baseConfig: " + "x" * 300, "0.32.0}, args: {loraTargetModules: [o_proj]}}")
     assert lora_lock() == 1
     assert "--lora-target-modules lets vLLM adapt o_proj" in capsys.readouterr().err
     assert locked(project) is None

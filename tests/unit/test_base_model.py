@@ -21,6 +21,7 @@ from components.core.check.base_model import (
 )
 from components.core.errors import UserError
 from tests.support.adapters import Json
+from tests.support.closed import close
 
 SIZES: dict[str, Json] = {
     "hidden_size": 64,
@@ -127,6 +128,26 @@ def test_a_base_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         read_base_model(tmp_path / "loop")
     with pytest.raises(UserError, match="NUL"):
         read_base_model(Path("a\0b"))
+    with pytest.raises(UserError, match=r"xxx: cannot be read \(file name too long\)\.$"):
+        read_base_model(tmp_path / ("x" * 300))
+    with pytest.raises(UserError, match=rf"^{tmp_path}: holds no config\.json; name the config\.json of the base"):
+        read_base_model(tmp_path)
+    (tmp_path / "config.json").symlink_to("gone")
+    with pytest.raises(UserError, match=r"config\.json: cannot be read \(no such file or directory\)\.$"):
+        read_base_model(tmp_path)
+
+
+def test_a_base_in_a_closed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, LLAMA)
+    close(tmp_path.parent, monkeypatch)
+    for path in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(UserError, match=rf"^{path}: cannot be read \(permission denied\)\.$"):
+            read_base_model(path)
+    monkeypatch.undo()
+    # The folder itself can be seen.
+    close(tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=rf"^{tmp_path}/config\.json: cannot be read \(permission denied\)\.$"):
+        read_base_model(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ def test_a_base_that_cannot_be_read_ends_it(tmp_path: Path, capsys: pytest.Captu
     told = capsys.readouterr()
     assert told.out == ""
     assert re.fullmatch(rf"lora: {tmp_path}/config\.json.*\n", told.err)
+    assert main(["check", "--base-config", "x" * 300, str(adapter)]) == 2
+    assert capsys.readouterr().err == f"lora: {'x' * 300}: cannot be read (file name too long).\n"
 
 
 def test_the_bases_config_is_held_against_the_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

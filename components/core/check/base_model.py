@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from components.core.adapter_files import read_start, shown_path
+from components.core.adapter_files import is_directory, read_start, shown_path
 from components.core.check.base_layouts import (
     ARCHITECTURES,
     LAYOUTS,
@@ -152,14 +152,15 @@ def read_base_config(path: Path) -> tuple[Mapping[str, object], BaseFacts]:
     """
     if "\0" in str(path):
         raise _no_base(shown_path(path), "a path cannot hold a NUL character.")
-    file = path / CONFIG_NAME if path.is_dir() else path
+    file = path / CONFIG_NAME if is_directory(path) else path
     place = shown_path(file)
-    if path.is_dir() and not os.path.lexists(file):
-        raise _no_base(shown_path(path), f"holds no {CONFIG_NAME}; name the config.json of the base model.")
     try:
         real = file.resolve(strict=True)
     # A loop is a RuntimeError on Pythons before 3.13.
     except (OSError, RuntimeError) as error:
+        if isinstance(error, FileNotFoundError) and file != path and not os.path.lexists(file):
+            message = f"holds no {CONFIG_NAME}; name the config.json of the base model."
+            raise _no_base(shown_path(path), message) from None
         reason = os_reason(error) if isinstance(error, OSError) else "a loop of links"
         raise _no_base(place, f"cannot be read ({reason}).") from None
     raw = read_start(real, place, CONFIG_LIMIT + 1)
