@@ -32,7 +32,7 @@ from components.core.adapter_files import is_absent, is_directory
 from components.core.errors import UserError, printable
 from components.core.naming import venv_python
 from components.core.ssh_key import normalise_host_key, normalise_private_key
-from components.stack_files import stack_directory
+from components.stack_files import path_here, stack_directory
 from components.store_url import StoreUrl, parse_store_url
 
 PROJECT = "lora-pods"
@@ -75,6 +75,8 @@ def _user_errors_as_faults(check: Callable[[str], str]) -> Callable[[str], str]:
 def _one_line(value: str) -> str:
     if not value or any(ord(char) < 32 or ord(char) == 127 for char in value):
         raise UserError("must be a non-empty text of one line")
+    if any("\ud800" <= char <= "\udfff" for char in value):  # no file's name and no message can hold it
+        raise UserError("holds half of a character (\\ud800 to \\udfff): write the character itself")
     return value
 
 
@@ -383,10 +385,7 @@ class Settings(BaseModel):
 
     def resolve(self, path: str) -> Path:
         """A path of the stack file as one of this machine."""
-        try:
-            return self.directory / Path(path).expanduser()
-        except RuntimeError:  # the home of a user there is none of
-            return self.directory / path
+        return path_here(self.directory, path)
 
 
 class RawConfig(Protocol):
@@ -693,10 +692,11 @@ def _access_faults(settings: Settings, has_private_key: bool, has_api_key: bool)
                 f"{where}.engine.listen: {pod.listen} lets in whoever reaches the machine; set a key for clients "
                 "first: `pulumi config set --secret apiKey …`"
             )
-    if settings.pods and os.environ.get("SSH_AUTH_SOCK") and not Path(os.environ["SSH_AUTH_SOCK"]).exists():
+    agent = os.environ.get("SSH_AUTH_SOCK")
+    if settings.pods and agent and not os.path.exists(agent):  # noqa: PTH110 -- Path's raises in a closed folder
         yield (
-            "SSH_AUTH_SOCK names a socket that is not there, and the command plugin fails on that even with a key at "
-            "hand: unset it in this shell"
+            "SSH_AUTH_SOCK names a socket that is not there, or not for this user, and the command plugin fails on "
+            "that even with a key at hand: unset it in this shell"
         )
 
 

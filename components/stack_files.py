@@ -54,6 +54,14 @@ def stack_directory(start: Path | None = None) -> Path:
     raise UserError(f"no Pulumi.yaml in {here} or above it: run this in the project's directory")
 
 
+def path_here(directory: Path, path: str) -> Path:
+    """A path that somebody wrote as one of this machine; one that is not absolute begins in `directory`."""
+    try:
+        return directory / Path(path).expanduser()
+    except RuntimeError:  # the home of a user there is none of
+        return directory / path
+
+
 def stack_config(directory: Path, stack: str, project: str) -> dict[str, Any]:
     """The configuration of a stack file without pulumi; what is encrypted stays so (`{"secure": "…"}`).
 

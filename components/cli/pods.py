@@ -17,7 +17,7 @@ from components.core.ssh_key import normalise_host_key, normalise_private_key
 from components.on_pod.boot import piped_line, podctl_source
 from components.pods.credentials import sandbox_keys
 from components.settings import PROJECT, Pod, Settings, SettingsError, parse_models
-from components.stack_files import stack_config, stack_directory
+from components.stack_files import path_here, stack_config, stack_directory
 
 if TYPE_CHECKING:
     from components.ssh import Address
@@ -147,7 +147,7 @@ def _sandbox_way(stack: str) -> _Way:
 
 def _private_key(stack: str, identity: str | None) -> str:
     if identity is not None:
-        path = Path(identity).expanduser()
+        path = path_here(Path(), identity)
         try:
             return normalise_private_key(path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
+from components.core.adapter_files import is_absent, is_directory
 from components.core.errors import UserError, printable
 from components.core.ssh_key import fingerprint, normalise_host_key
 from components.pods.contract import Machine
@@ -29,7 +30,7 @@ from components.pods.credentials import private_key_text, sandbox_credential, sa
 from components.pods.keys import new_key
 from components.provider import Provider
 from components.remote import Connection
-from components.stack_files import stack_directory
+from components.stack_files import path_here, stack_directory
 
 if TYPE_CHECKING:
     from components.settings import Pod, Sandbox, Settings
@@ -229,7 +230,7 @@ def _refuse_foreign(engine: Sequence[str], state: Mapping[str, Any], name: str, 
         return
     if maker is None:
         whose, way_out = "was not made by any checkout of this project", _removal(engine, name)
-    elif Path(maker).is_dir():
+    elif not is_absent(Path(maker)):
         whose = f"belongs to another checkout, {printable(maker)}"
         way_out = "run `./dev down` or `pulumi destroy` there"
     else:
@@ -254,7 +255,8 @@ def _spec(props: Mapping[str, Any]) -> str:
 def _volumes(props: Mapping[str, Any]) -> dict[str, Path]:
     """Where on this machine each volume lies. Only the container knows that: state holds the paths as written."""
     stacks = stack_directory()
-    return {inside: (stacks / Path(outside).expanduser()).resolve() for inside, outside in props["volumes"].items()}
+    # Path.resolve raises for a loop of links.
+    return {inside: Path(os.path.realpath(path_here(stacks, path))) for inside, path in props["volumes"].items()}
 
 
 def _outputs(state: Mapping[str, Any], props: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,8 +284,10 @@ def _arguments(engine: Sequence[str], props: Mapping[str, Any]) -> list[str]:
         raise UserError(f"there is no container image {image} on this machine: `./dev image` builds the sandbox's")
     volumes = _volumes(props)
     for directory in volumes.values():
-        if not directory.is_dir():
-            raise UserError(f"sandbox.volumes: {printable(directory)} is no directory on this machine")
+        if not is_directory(directory):
+            raise UserError(
+                f"sandbox.volumes: {printable(directory)} is no directory on this machine, or not for this user"
+            )
     volumes[KEYS_IN_CONTAINER] = sandbox_keys(name)
     return [
         f"--name={name}",

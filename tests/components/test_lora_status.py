@@ -216,6 +216,7 @@ def test_json(servers: Servers, stack: Callable[..., None], capsys: pytest.Captu
     [
         (["-s", "absent"], "stacks/Pulumi.absent.yaml: no such file; the stacks here are: acme"),
         (["-s", "acme", "--identity", "nowhere"], "--identity nowhere: cannot be read (no such file or directory)"),
+        (["-s", "acme", "--identity", "~no-such-user/k"], "--identity ~no-such-user/k: cannot be read (no such file "),
         (["-s", "acme", "--identity", "Pulumi.yaml"], "--identity Pulumi.yaml: no private key: it must begin with "),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 from components.core.errors import UserError
 from components.pods import sandbox
 from components.pods.sandbox import SandboxContainerProvider, machine_options, remove_left_over
+from tests.support.closed import close
 
 NAME = "lora-pods-acme"
 
@@ -156,6 +157,30 @@ def test_a_container_of_another_checkout_is_refused_and_left_alone(
     shutil.rmtree(one)
     with pytest.raises(UserError, match=r"one/stacks, which is gone: remove it \(`podman rm --force --volumes lora-po"):
         PROVIDER.create(PROPS)
+
+
+def test_a_checkout_that_cannot_be_looked_at_is_not_taken_for_gone(
+    engine: Engine, enter: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = enter("one")
+    PROVIDER.create(PROPS)
+    enter("two")
+    close(one, monkeypatch)
+    with pytest.raises(UserError, match=r"one/stacks: run `\./dev down` or `pulumi destroy` there, or use another"):
+        PROVIDER.create(PROPS)
+
+
+@pytest.mark.parametrize("source", ["../closed/models", "x" * 300, "../loop", "~no-such-user/models"])
+def test_a_volume_that_cannot_be_looked_at(
+    engine: Engine, enter: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    one = enter("one")
+    (one / "closed" / "models").mkdir(parents=True)
+    (one / "loop").symlink_to("loop")
+    close(one / "closed", monkeypatch)
+    with pytest.raises(UserError, match="is no directory on this machine, or not for this user"):
+        PROVIDER.create({**PROPS, "volumes": {"/models": source}})
+    assert engine.containers == {}
 
 
 def test_a_container_that_no_checkout_made_is_refused(engine: Engine, enter: Callable[[str], Path]) -> None:

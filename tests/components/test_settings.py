@@ -253,6 +253,14 @@ def test_a_dead_agent_socket_is_told_before_the_plugin_fails_on_it(monkeypatch: 
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere/agent.1")
     (fault,) = faults(pods=[POD])
     assert fault.startswith("SSH_AUTH_SOCK names a socket that is not there")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/" + "x" * 300)
+    assert faults(pods=[POD]) == [fault]
+
+
+def test_half_a_character_is_told_before_a_file_is_looked_for() -> None:
+    told = faults(pods=[{**POD, "baseConfig": "\ud800"}], models=[{**MODEL, "adapter": "a\udc80"}])
+    assert [fault.partition(":")[0] for fault in told] == ["pods[0].baseConfig", "models[0].adapter"]
+    assert all("holds half of a character" in fault for fault in told)
 
 
 def test_secrets_are_in_no_fault() -> None:
