@@ -8,6 +8,7 @@ from components.certificate import Tls, read_tls, warnings_of
 from components.checked import memory_of, verdict_on
 from components.console import program_says
 from components.core.digest_cache import BundleFacts, DigestCache
+from components.core.engine_args import first_gpu
 from components.core.errors import UserError, printable
 from components.core.slot_budget import UTILIZATION
 from components.engine import PlannedEngine, planned_engine
@@ -64,18 +65,20 @@ class Described:
 
 def _sharing_a_gpu(settings: Settings) -> Iterator[str]:
     """Each engine takes its share of the first GPU when it starts: `request_memory` of vllm/v1/worker/utils.py."""
-    hosts: dict[str, list[Pod]] = {}
+    sharing: dict[tuple[str, int, str], list[Pod]] = {}
     for pod in settings.pods:
-        if pod.host and pod.device == "gpu" and "CUDA_VISIBLE_DEVICES" not in pod.engine.env:
-            hosts.setdefault(pod.host.address.casefold(), []).append(pod)
-    for address, pods in hosts.items():
+        if pod.host and pod.device == "gpu":
+            first = first_gpu(pod.engine.args) or pod.engine.env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+            # Behind one address there may be several machines, each at a port of its own.
+            sharing.setdefault((pod.host.address.casefold(), pod.host.port, first), []).append(pod)
+    for (address, _, first), pods in sharing.items():
         shares = [pod.engine.gpu_memory_utilization or UTILIZATION for pod in pods]
-        if len(pods) > 1 and sum(shares) > 1:
+        if len(pods) > 1 and sum(shares) >= 1:
             places = " and ".join(settings.places[pod.base] for pod in pods)
             yield (
-                f"{places}: their engines take {sum(shares):.2f} of the first GPU of {printable(address)} together "
-                "(gpuMemoryUtilization), and what starts last will not start; let them take less than 1, or give each "
-                'its own GPU (env: {CUDA_VISIBLE_DEVICES: "1"})'
+                f"{places}: their engines take {sum(shares):.2f} of GPU {printable(first, 40)} of {printable(address)} "
+                "together (gpuMemoryUtilization), and what starts last will not start; let them take less than 1, or "
+                'give each its own GPU (env: {CUDA_VISIBLE_DEVICES: "1"})'
             )
 
 

@@ -18,7 +18,7 @@ VOCAB_PADDING = 64
 LARGEST_ADAPTED_VOCAB = 258048
 
 # What vLLM holds as one module, and what it is called there: `packed_modules_mapping` of its model classes.
-_PACKED = (
+PACKED = (
     ("qkv_proj", frozenset({"q_proj", "k_proj", "v_proj"})),
     ("gate_up_proj", frozenset({"gate_proj", "up_proj"})),
     ("gate_up_proj", frozenset({"c_fc_0", "c_fc_1"})),
@@ -222,4 +222,4 @@ def _chosen(base: BaseSizes, targets: Collection[str] | None) -> list[Matrix] | 
 def _names(name: str) -> Iterator[str]:
     """The name of a module, and of the one that vLLM packs it into, if it does."""
     yield name
-    yield from (packed for packed, parts in _PACKED if name in parts)
+    yield from (packed for packed, parts in PACKED if name in parts)

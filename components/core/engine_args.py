@@ -60,7 +60,7 @@ _PLACING_FLAGS = ("nnodes", "node-rank", "distributed-executor-backend", "device
 
 
 def parsed_arguments(args: Mapping[str, Json], version: str | None) -> tuple[dict[str, Json], list[str]]:
-    """Return `engine.args` under vLLM's spelling of the flags, sorted by it, and what to know of them: sentences.
+    """Return `engine.args` under vLLM's spelling of the flags, in the order of those, and what to know: sentences.
 
     `no-x: true` of a boolean flag is returned as `x: False`. Raises UserErrors with all that cannot be right. Of a vLLM
     whose flags are not known here, what the nearest known one would not take is only told.
@@ -152,6 +152,14 @@ def gpus_needed(args: Mapping[str, Json]) -> int | None:
     if any(name.startswith(_PLACING_FLAGS) for name in given):
         return None
     return None if None in sizes else math.prod(filter(None, sizes))
+
+
+def first_gpu(args: Mapping[str, Json]) -> str | None:
+    """The first of `--device-ids`; None where it is not given."""
+    for key, value in args.items():
+        if _spelled(key) == "device-ids":
+            return str(value).split(",")[0].strip()
+    return None
 
 
 def gpu_fault(args: Mapping[str, Json], instance_type: str, gpus: Gpus) -> str | None:

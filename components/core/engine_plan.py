@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from components.core.capacity import Unknown
+from components.core.capacity import BaseSizes, Unknown, unshareable
 from components.core.ec2_gpus import gpus_of
 from components.core.engine_args import (
     Json,
@@ -26,7 +26,7 @@ from components.core.engine_args import (
 )
 from components.core.errors import UserError, printable
 from components.core.listing import counted
-from components.core.slot_budget import DTYPES, Budget, Memory, budget_of, shown, whole
+from components.core.slot_budget import DTYPES, GPUS_AT_MOST, VERSIONS, Budget, Memory, budget_of, shown, whole
 from components.core.vllm_loader import DRAINS_SINCE, loader_rules, round_up_rank
 from components.core.vllm_rules import (
     OWNED_ENVIRONMENT,
@@ -259,9 +259,10 @@ def _lora_flags(
         return ()
     rank = _max_lora_rank(adapters, options)
     budget = _budget(int(rank.value), options, arguments)
-    max_loras = _max_loras(len(adapters), options, budget, whole(arguments.get("max-num-seqs")))
+    requests = whole(arguments.get("max-num-seqs"))
+    max_loras = _max_loras(len(adapters), options, budget, requests)
     if isinstance(budget, Budget):
-        rank = _with_its_cost(rank, adapters, options, budget, int(max_loras.value))
+        rank = _with_its_cost(rank, adapters, options, budget, int(max_loras.value), requests)
     return (max_loras, rank, _max_cpu_loras(len(adapters), int(max_loras.value), options))
 
 
@@ -284,7 +285,7 @@ def _budget(rank: int, options: EngineOptions, arguments: Mapping[str, Json]) ->
 def _max_loras(
     count: int, options: EngineOptions, budget: Budget | Unknown | None, requests: int | None
 ) -> PlannedFlag:
-    value, reason = _chosen_max_loras(count, options, budget.most if isinstance(budget, Budget) else None, requests)
+    value, reason = _chosen_max_loras(count, options, budget if isinstance(budget, Budget) else None, requests)
     if isinstance(budget, Unknown):
         reason += f"; the GPU's memory is not counted: {budget.reason}"
     elif budget is not None:
@@ -297,15 +298,22 @@ def _max_loras(
     return PlannedFlag("max-loras", str(value), reason)
 
 
-def _is_guessed(options: EngineOptions) -> bool:
-    """Whether the stack file could say more of a GPU's memory."""
-    return options.memory is None and options.device == "gpu"
+def _untold(options: EngineOptions) -> str:
+    """What the stack file could say so that a GPU's memory is counted."""
+    if options.memory is not None or options.device != "gpu" or loader_rules(options.vllm).minor not in VERSIONS:
+        return ""
+    known = options.instance_type is not None and gpus_of(options.instance_type) is not None
+    memory = "" if known else "engine.gpuMemoryGiB and "
+    length = " (and engine.maxModelLen)" if options.max_model_len is None else ""
+    return f"; {memory}baseConfig{length} would tell how many fit"
 
 
 def _smaller(budget: Budget, slots: int, options: EngineOptions) -> str:
     """What to do where not everything fits."""
-    several = f"more GPUs (engine.args: {{tensorParallelSize: {2 * budget.gpus}}})"
-    ways = ["a larger GPU", several, "a smaller base", "a smaller engine.maxModelLen"]
+    ways = ["a larger GPU", "a smaller base", "a smaller engine.maxModelLen"]
+    more = _more_gpus(budget, options)
+    if more is not None:
+        ways.insert(1, f"more GPUs (engine.args: {{tensorParallelSize: {more}}})")
     if options.gpu_memory_utilization is not None and options.gpu_memory_utilization < _OFTEN_TAKEN:
         ways.insert(0, "a larger engine.gpuMemoryUtilization")
     if slots:
@@ -313,13 +321,25 @@ def _smaller(budget: Budget, slots: int, options: EngineOptions) -> str:
     return f"take {', '.join(ways[:-1])} or {ways[-1]}"
 
 
-def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None, requests: int | None) -> tuple[int, str]:
+def _more_gpus(budget: Budget, options: EngineOptions) -> int | None:
+    """The next number of GPUs that can share the base; None where the machine has no more, or nobody can tell."""
+    base = options.memory.base if options.memory else None
+    gpus = gpus_of(options.instance_type) if options.instance_type else None
+    if not isinstance(base, BaseSizes):
+        return None
+    numbers = range(budget.gpus + 1, (gpus.count if gpus else GPUS_AT_MOST) + 1)
+    return next((number for number in numbers if unshareable(base, number) is None), None)
+
+
+def _chosen_max_loras(
+    count: int, options: EngineOptions, budget: Budget | None, requests: int | None
+) -> tuple[int, str]:
     """How many adapters share a batch, and why.
 
-    `fitting` is how many should by the GPU's memory, where it is known; `requests` is how many requests do
+    `budget` is what there is of the GPU's memory, where it is known; `requests` is how many requests share a batch
     (--max-num-seqs), where it is given.
     """
-    limit = MAX_LORAS_CAP if fitting is None else max(1, fitting)
+    limit = MAX_LORAS_CAP if budget is None else max(1, budget.most)
     if options.max_loras is not None:
         return options.max_loras, "engine.maxLoras"
     kept = count if options.max_cpu_loras is None else options.max_cpu_loras
@@ -329,19 +349,19 @@ def _chosen_max_loras(count: int, options: EngineOptions, fitting: int | None, r
         return requests, f"{counted(count, 'adapter')}, as many as requests share a batch (maxNumSeqs)"
     if count <= limit:
         return count, f"{counted(count, 'adapter')}, all may share a batch"
-    if fitting is None:
-        more = "; engine.gpuMemoryGiB and baseConfig tell how many fit" if _is_guessed(options) else ""
-        return limit, f"{counted(count, 'adapter')}, capped at {limit} for memory{more}"
-    if fitting == 0:
-        return (
-            limit,
-            f"{counted(count, 'adapter')}, one at a time, since two would leave the KV cache less than its share",
-        )
-    return limit, f"{counted(count, 'adapter')}, as many as leave the KV cache its share"
+    if budget is None:
+        return limit, f"{counted(count, 'adapter')}, capped at {limit} for memory{_untold(options)}"
+    why = f"as many as {budget.rule}" if budget.most else "one at a time, and even that leaves the KV cache too little"
+    return limit, f"{counted(count, 'adapter')}, {why}"
 
 
 def _with_its_cost(
-    rank: PlannedFlag, adapters: Sequence[PlannedAdapter], options: EngineOptions, budget: Budget, slots: int
+    rank: PlannedFlag,
+    adapters: Sequence[PlannedAdapter],
+    options: EngineOptions,
+    budget: Budget,
+    slots: int,
+    requests: int | None,
 ) -> PlannedFlag:
     """The rank's flag, with what the one adapter costs that raises it for all."""
     _, *others = sorted((adapter.rank for adapter in adapters), reverse=True)
@@ -351,8 +371,8 @@ def _with_its_cost(
     if lower == budget.rank:
         return rank
     cheaper = budget.at(lower)
-    without = min(len(others), max(1, cheaper.most))
-    if options.max_loras is None and slots < without:
+    without, _ = _chosen_max_loras(len(others), options, cheaper, requests)
+    if slots < without:
         cost = f"; without it, {without} adapters could share a batch"
     else:
         cost = f", +{shown(slots * (budget.slot - cheaper.slot))}"

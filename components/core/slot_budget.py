@@ -33,6 +33,8 @@ SLOTS_AT_MOST = 4
 REQUESTS_AT_LEAST = 4
 TRIFLE = 32
 """One part in so many, too."""
+GPUS_AT_MOST = 64
+"""Beyond which nobody is told what is possible."""
 
 # `gpu_memory_utilization` in vllm/config/cache.py (0.32.0, 0.33.0)
 UTILIZATION = 0.92
@@ -103,10 +105,24 @@ class Budget:
     @property
     def most(self) -> int:
         """The most adapters per batch, by the rule; 0 where not even one keeps to it."""
+        return max(0, self._due, self._trifle) // max(1, self.slot)
+
+    @property
+    def rule(self) -> str:
+        """What so many slots do, as a clause."""
+        if self._trifle > self._due:
+            return "come to a thirty-second of what the weights leave"
+        return "leave the KV cache its share"
+
+    @property
+    def _due(self) -> int:
         left = self.share - self.weights
-        due = min(left // SLOTS_AT_MOST, left - REQUESTS_AT_LEAST * self.request)
-        trifle = min(left // TRIFLE, left - self.request)
-        return max(0, due, trifle) // max(1, self.slot)
+        return min(left // SLOTS_AT_MOST, left - REQUESTS_AT_LEAST * self.request)
+
+    @property
+    def _trifle(self) -> int:
+        left = self.share - self.weights
+        return min(left // TRIFLE, left - self.request)
 
     @property
     def possible(self) -> int:
@@ -201,11 +217,10 @@ def _refuse_to_split(base: BaseSizes, rank: int, arguments: Mapping[str, object]
     split = whole(arguments.get("tensor-parallel-size", 1)) or 1
     what = None if overriding(arguments) else unshareable(base, split)
     if what is not None:
-        numbers = range(1, (base.heads or base.key_heads or split) + 1)
-        possible = ", ".join(str(number) for number in numbers if unshareable(base, number) is None)
+        possible = ", ".join(str(number) for number in range(1, GPUS_AT_MOST + 1) if unshareable(base, number) is None)
         raise UserError(
             f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {what} among so many GPUs; "
-            f"what it can: {possible}"
+            f"among how many it can: {possible}"
         )
     if arguments.get("fully-sharded-loras") is True and rank % split:
         raise UserError(

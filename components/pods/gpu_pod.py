@@ -136,7 +136,8 @@ class GpuPod(pulumi.ComponentResource):
 
 
 def _needs(pod: Pod, key: str) -> dict[str, Any]:
-    engine, gpus, oldest = pod.engine, gpus_needed(pod.engine.args) or 1, oldest_vllm(pod.engine.args)
+    engine, gpus = pod.engine, gpus_needed(pod.engine.args) or 1
+    oldest = None if engine.vllm else oldest_vllm(engine.args)
     return {
         "base": pod.base if pod.base.startswith("/") else None,
         "diskGiB": engine.disk_gi_b or 1.0,
@@ -149,6 +150,6 @@ def _needs(pod: Pod, key: str) -> dict[str, Any]:
         # into its start with less.
         "shmMiB": 160,
         "vllm": {"version": engine.vllm.version} if engine.vllm else None,
-        **({"vllmAtLeast": oldest} if oldest and not engine.vllm else {}),
+        **({"vllmAtLeast": oldest} if oldest else {}),
         **({"cloudInit": True} if pod.ec2 else {}),
     }

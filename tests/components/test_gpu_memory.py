@@ -62,11 +62,14 @@ def test_engines_that_take_one_gpu_together_are_told(project: Path) -> None:
         return described(stack_file(pods=pods, models=[])).warnings
 
     assert told({}, {"gpuMemoryUtilization": 0.3}) == (
-        "pods[0] and pods[1]: their engines take 1.22 of the first GPU of 10.0.0.7 together (gpuMemoryUtilization), "
+        "pods[0] and pods[1]: their engines take 1.22 of GPU 0 of 10.0.0.7 together (gpuMemoryUtilization), "
         "and what starts last will not start; let them take less than 1, or give each its own GPU (env: "
         '{CUDA_VISIBLE_DEVICES: "1"})',
     )
     assert told({"gpuMemoryUtilization": 0.5}, {"gpuMemoryUtilization": 0.45}) == ()
+    assert len(told({"gpuMemoryUtilization": 0.5}, {"gpuMemoryUtilization": 0.5})) == 1, "no GPU is ever all free"
+    assert len(told({"env": {"CUDA_VISIBLE_DEVICES": "1, 2"}}, {"args": {"deviceIds": "1,3"}})) == 1
+    assert told({}, {"args": {"deviceIds": "1"}}) == ()
     assert told({}, {"env": {"CUDA_VISIBLE_DEVICES": "1"}}) == told({}, {"device": "cpu"}) == ()
 
 

@@ -94,7 +94,7 @@ def test_one_of_a_hundred_and_all_of_them(client: Client, machine: Machine) -> N
     assert lines[0] == f"{BASE}: 100 adapters, 1 changed"
     assert lines[1].startswith(f"  ~ acme-v57 {old} → ")
     assert lines[2:] == [
-        "  --max-loras 8: 100 adapters, capped at 8 for memory; engine.gpuMemoryGiB and baseConfig tell how many fit",
+        "  --max-loras 8: 100 adapters, capped at 8 for memory",
         "  --max-lora-rank 8: largest rank is 8 (acme-v1)",
         "  --max-cpu-loras 100: 100 adapters, all stay in CPU memory",
         "  the engine restarts: adapters changed",

@@ -20,6 +20,7 @@ B = PlannedAdapter("acme-v2", "sha256:" + "b" * 64, 48)
 C = PlannedAdapter("globex", "sha256:" + "c" * 64, 16)
 OPTIONS = EngineOptions(port=8000)
 START = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", BASE, "--served-model-name", BASE]
+COUNTED = "engine.gpuMemoryGiB and baseConfig (and engine.maxModelLen) would tell how many fit"
 MINUTE = ["--shutdown-timeout", "60"]
 PLACE = ["--host", "127.0.0.1", "--port", "8000", *MINUTE]
 
@@ -183,7 +184,7 @@ def test_adapters_on_a_quantised_base_are_told(method: str) -> None:
             {
                 "max-loras": (
                     "8",
-                    "40 adapters, capped at 8 for memory; engine.gpuMemoryGiB and baseConfig tell how many fit",
+                    f"40 adapters, capped at 8 for memory; {COUNTED}",
                 ),
                 "max-cpu-loras": ("40", "40 adapters, all stay in CPU memory"),
             },

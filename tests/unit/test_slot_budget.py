@@ -61,7 +61,7 @@ def test_the_kv_cache_keeps_room_for_four_requests() -> None:
 def test_one_slot_there_is_where_the_rule_leaves_none_and_a_request_fits() -> None:
     assert max_loras([64] * 2, replace(L4, max_model_len=32768)) == (
         "1",
-        "2 adapters, one at a time, since two would leave the KV cache less than its share: 15.0 GiB of weights and "
+        "2 adapters, one at a time, and even that leaves the KV cache too little: 15.0 GiB of weights and "
         "1 × 352 MiB of slots leave 5.3 GiB of 20.6 GiB",
     )
 
@@ -73,13 +73,23 @@ def test_slots_that_come_to_next_to_nothing_are_granted_where_four_requests_take
         "12",
         "12 adapters, all may share a batch: 15.0 GiB of weights and 12 × 44 MiB of slots leave 58.1 GiB of 73.6 GiB",
     )
-    assert max_loras([64] * 12, long)[0] == "5", "a thirty-second"
+    assert max_loras([64] * 12, long) == (
+        "5",
+        "12 adapters, as many as come to a thirty-second of what the weights leave: 15.0 GiB of weights and 5 × 352 "
+        "MiB of slots leave 56.9 GiB of 73.6 GiB",
+    )
 
 
 def test_one_adapter_of_a_large_rank_is_told_whom_it_makes_wait() -> None:
     assert [flag.reason for flag in flags([16] * 11 + [64], L4)][1] == (
         "largest rank is 64 (m11), and raises it from 16 for all slots; without it, 11 adapters could share a batch"
     )
+
+
+def test_nor_is_it_blamed_for_what_something_else_limits() -> None:
+    for limit in ({"max_cpu_loras": 4}, {"args": {"maxNumSeqs": 4}}):
+        reason = flags([16] * 39 + [64], replace(H100, **limit))[1].reason
+        assert reason.endswith("raises it from 16 for all slots, +1.0 GiB"), reason
 
 
 def test_several_gpus_are_told_as_each_of_them() -> None:
@@ -153,7 +163,7 @@ def test_what_is_not_known_changes_nothing_and_is_said(changes: dict[str, Any], 
     options = replace(H100, **changes)
     for ranks in ([8, 64], [16] * 40):
         told, plain = flags(ranks, options), flags(ranks, replace(options, memory=None))
-        reason_of_all = plain[0].reason.removesuffix("; engine.gpuMemoryGiB and baseConfig tell how many fit")
+        reason_of_all = plain[0].reason.split(";")[0]
         assert told == (
             replace(plain[0], reason=f"{reason_of_all}; the GPU's memory is not counted: {reason}"),
             *plain[1:],
@@ -166,7 +176,7 @@ def test_what_cannot_be_shared_by_so_many_gpus_is_refused() -> None:
         flags([8], three)
     assert str(caught.value) == (
         "engine.args: tensorParallelSize is 3, and vLLM cannot share the base's 32 attention heads among so many "
-        "GPUs; what it can: 1, 2, 4, 8, 16, 32"
+        "GPUs; among how many it can: 1, 2, 4, 8, 16, 32"
     )
     with pytest.raises(UserError, match="attention heads"):
         flags([], three)
@@ -182,7 +192,7 @@ def test_what_cannot_be_shared_by_so_many_gpus_is_refused() -> None:
             flags([8], replace(H100, memory=memory(80, phi), args={"tensorParallelSize": split}))
         assert str(caught.value) == (
             f"engine.args: tensorParallelSize is {split}, and vLLM cannot share the base's {what} among so many GPUs; "
-            "what it can: 1, 2"
+            "among how many it can: 1, 2"
         )
     # Which may be others than config.json has.
     assert flags([8], replace(three, args={**three.args, "hfOverrides": {"num_attention_heads": 33}}))[0].value == "1"

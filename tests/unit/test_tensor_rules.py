@@ -554,6 +554,14 @@ def test_a_whole_name_is_the_engines() -> None:
     assert found(pair(up, 4, 64, 96), base_of("NemotronForCausalLM"), lora_target_modules=(up,)) == []
 
 
+@pytest.mark.parametrize("name", ["model.layers.0.feed_forward.w1", "transformer.h.0.mlp.c_fc_0"])
+def test_other_names_of_what_is_packed(name: str) -> None:
+    other = {"w1": "w3", "c_fc_0": "c_fc_1"}[name.rpartition(".")[2]]
+    for target in ("gate_up_proj", other):
+        rules = {finding.rule for finding in found(pair(name), lora_target_modules=(target,))}
+        assert "target-modules-limit" not in rules, target
+
+
 @pytest.mark.parametrize("base", [None, base_of("UnknownForCausalLM"), base_of("Olmo2ForCausalLM")])
 def test_where_a_part_may_be_a_module_of_its_own_its_whole_name_is_a_warning(base: BaseFacts | None) -> None:
     of_parts = found(pair(Q), base, lora_target_modules=(Q,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from components.core.capacity import PACKED
 from components.core.check.base_layouts import ARCHITECTURES, LAYOUTS, VERSIONS, WRAPPERS
 from components.core.check.base_model import LAYERS, BaseFacts, Module, split_layer
 from components.core.check.tensor_names import WRAPPERS_OF_TRAINERS
@@ -22,10 +23,8 @@ LISTED_AT_MOST = 8
 _TOWERS = frozenset(
     part for wrapper in WRAPPERS.values() for tower in wrapper.towers for part in tower.split(".") if part != "model"
 )
-# One module in vLLM, several in adapters: `packed_modules_mapping` of the usual classes. A filter that has the last
-# part of one of their names lets all of them pass.
-_PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_PACKED_IN = {part: packed for packed, parts in _PACKED.items() for part in parts}
+# A filter that has the last part of the name of one of them lets all that are packed with it pass.
+_PACKED_IN = {part: (packed, parts) for packed, parts in PACKED for part in parts}
 
 _USUAL_MODULES = frozenset(name for layout in LAYOUTS.values() for name in layout.modules if not name.endswith("*"))
 _USUAL_OPEN = ("mlp.", "block_sparse_moe.", "feed_forward.")
@@ -81,8 +80,7 @@ def left_out(
         return
     allowed = set(lora_target_modules)
     for target in lora_target_modules:
-        packed = _PACKED_IN.get(target, target)
-        allowed.update((packed, *_PACKED.get(packed, ())))
+        allowed.update(*({packed, *parts} for packed, parts in PACKED if target == packed or target in parts))
     experts = any("experts" in target for target in lora_target_modules)
     whole = {_identity(target, base_model) for target in lora_target_modules}
     names = [
@@ -119,11 +117,11 @@ def left_out(
 def _in_engine(module: str, base: BaseFacts | None) -> str:
     """What holds the module in the engine: itself, or what it is packed into with the others."""
     before, dot, last = module.rpartition(".")
-    packed = _PACKED_IN.get(last)
-    if packed is None:
+    if last not in _PACKED_IN:
         return module
+    packed, parts = _PACKED_IN[last]
     if base is not None and base.known:
-        others = (split_layer(f"{before}{dot}{part}")[0] for part in _PACKED[packed])
+        others = (split_layer(f"{before}{dot}{part}")[0] for part in parts)
         if any(base.find(other) is None for other in others):
             return module
     return f"{before}{dot}{packed}"

@@ -42,13 +42,15 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     return Trial(state, since, (ran.err.strip() or "systemctl restart failed") if ran.status else "")
 
 
-def end_loading(store: Store, engine: str, tried: Sequence[Document]) -> None:
+def end_loading(engine: str, tried: Sequence[Document]) -> None:
     """Kills an engine that serves nobody: while vLLM loads, it does not hear the order to stop, and whatever is to come
     in its place would wait for all of TimeoutStopSec=. `tried` has where it may answer."""
-    unit, key = unit_name(engine), secret_files.read_secrets(store, engine).get("VLLM_API_KEY")
+    unit = unit_name(engine)
     if programs.unit_state(unit).active != "active":
         return
-    if all(proof.get(url, "/health", key)[0] != 200 for url in {document["ready"]["url"] for document in tried}):
+    # vLLM takes connections once it has loaded. A busy one may be slow to answer, and is let finish.
+    if not any(proof.listens(document["ready"]["url"]) for document in tried):
+        programs.systemctl("--no-block", "stop", unit)  # else it would be started again
         programs.systemctl("kill", "--signal=KILL", unit)
 
 
@@ -56,7 +58,7 @@ def end_unproven(store: Store, engine: str) -> None:
     """The same with what a run that was killed left loading."""
     tried = units.generations(store, engine)
     if tried and not tried[-1].proven:
-        end_loading(store, engine, [generation.document for generation in tried])
+        end_loading(engine, [generation.document for generation in tried])
 
 
 def uninstall(store: Store, engine: str) -> bool:
@@ -128,7 +130,6 @@ def switch(store: Store, engine: str, verb: str) -> None:
 
 def refuse_taken_port(store: Store, engine: str, document: Document, active: bool) -> None:
     """A program that is not ours on the port would answer in the engine's place, or keep it from starting."""
-    import socket
     from urllib.parse import urlsplit
 
     known = [generation.document for generation in units.generations(store, engine)]
@@ -137,11 +138,7 @@ def refuse_taken_port(store: Store, engine: str, document: Document, active: boo
         ours.update(*(proxy.ports_of(its) - {its["port"]} for its in known))
     urls = [document["ready"]["url"], *([document["proxy"]["url"]] if document.get("proxy") else [])]
     for url in urls:
-        parts = urlsplit(url)
-        if parts.port in ours:
-            continue
-        with contextlib.suppress(OSError):
-            socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
+        if urlsplit(url).port not in ours and proof.listens(url):
             raise Refusal("another program already answers at %s: stop it, or choose another engine.port" % url)
 
 
@@ -204,7 +201,7 @@ def verb_activate(store: Store, document: Document) -> Document:
         if fault:
             told = proof.explain(store, engine, trial)
             if trial.state.invocation:
-                end_loading(store, engine, [document])
+                end_loading(engine, [document])
             raise go_back(store, engine, good, trial_of, "did not become ready", fault, told, rivals)
         fault = proxy.proxy_fault(store, engine, document)
         if fault:

@@ -16,6 +16,21 @@ from .said import say
 from .store import Store
 
 
+def listens(url: str) -> bool:
+    """Whether a program takes connections there; one that is too busy to answer does."""
+    import socket
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=2).close()
+    except socket.timeout:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def get(url: str, path: str, key: Optional[str]) -> Tuple[int, bytes]:
     """GET without proxies or redirects. -> (status, body); (0, b"") where nothing answers."""
     return request(url, path, key, None, 5, attended=False)

@@ -78,7 +78,7 @@ def verb_rollback(store: Store, options: Any) -> Document:
         if fault:
             told = proof.explain(store, engine, trial) if journalled else ("", [])
             if trial.state.invocation:
-                activation.end_loading(store, engine, [document])
+                activation.end_loading(engine, [document])
             raise activation.go_back(store, engine, [standing], trial_of, what, fault, told, [])
         if step.last is not None:
             served = json.dumps(units.digests_of(step.last.document), sort_keys=True)

@@ -67,7 +67,8 @@ def keep_version(engine: str, generation: Generation) -> None:
     """Remembers which vLLM a generation is tried with; a later one would be another engine under the same unit."""
     version = programs.installed_vllm(engine)
     if version and started_version(generation) != version:
-        files.write_file(os.path.join(generation.path, "vllm"), version.encode("utf-8"))
+        with contextlib.suppress(OSError):  # where the disk takes no more, the next activation asks again
+            files.write_file(os.path.join(generation.path, "vllm"), version.encode("utf-8"))
 
 
 def started_version(generation: Generation) -> str:

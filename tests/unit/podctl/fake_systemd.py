@@ -86,9 +86,12 @@ class FakeSystemd:
         elif verb == "reset-failed":
             if unit.active == "failed":
                 unit.active, unit.sub = "inactive", "dead"
+        elif verb == "--no-block":
+            unit.active, unit.sub = "deactivating", "stop-sigterm"
         elif verb == "kill":
+            assert unit.active == "deactivating", "else systemd starts it again"
             self._stop(unit)
-            unit.active, unit.sub, unit.result = "activating", "auto-restart", "signal"
+            unit.active, unit.sub, unit.result = "failed", "failed", "signal"
         elif verb == "restart":
             return self._restart(name, unit)
         else:

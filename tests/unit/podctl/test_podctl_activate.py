@@ -20,6 +20,7 @@ from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
 from tests.unit.podctl.pods import PodDirectory, bundle, digest_of, mode
 
 RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
+KILL = [f"--no-block stop {UNIT}", f"kill --signal=KILL {UNIT}"]
 SERVES = f"{UNIT} serves 2 models"
 TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]
 
@@ -246,17 +247,34 @@ def test_an_engine_that_never_answers_is_given_up(engine: Engine) -> None:
     )
 
 
-def test_what_never_served_is_not_asked_to_stop(engine: Engine, systemd: FakeSystemd, pod: PodDirectory) -> None:
+def test_what_never_served_is_not_asked_to_stop(engine: Engine, systemd: FakeSystemd) -> None:
     """While vLLM loads, it does not hear the order: what served before would come back 90 seconds later."""
     engine.activate("m1")
     systemd.calls.clear()
-    engine.fails(timeout=0.3, hang=True, polls=10**9)
-    assert systemd.calls == [*RESTART, f"kill --signal=KILL {UNIT}", *RESTART]
+    engine.fails(timeout=0.3, polls=10**9)
+    assert systemd.calls == [*RESTART, *KILL, *RESTART]
 
 
-def test_nor_is_what_a_killed_run_left_loading(
-    engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_connections_is(engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy engine may be slow to answer."""
+    engine.activate("m1")
+    systemd.calls.clear()
+    monkeypatch.setattr(proof, "listens", lambda _: True)
+    engine.fails(timeout=0.3, polls=10**9)
+    assert systemd.calls == [*RESTART, *RESTART]
+
+
+def test_who_takes_connections(port: int) -> None:
+    url = f"http://127.0.0.1:{port}"
+    assert not proof.listens(url)
+    with socket.create_server(("127.0.0.1", port)):
+        assert proof.listens(url), "though nobody accepts them yet"
+
+
+@pytest.fixture
+def loading(engine: Engine, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """One that serves, and whose next unit a run that was killed left loading."""
+
     def killed(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
@@ -264,10 +282,19 @@ def test_nor_is_what_a_killed_run_left_loading(
     with monkeypatch.context() as patch:
         patch.setattr(proof, "await_ready", killed)
         with pytest.raises(KeyboardInterrupt):
-            engine.activate("m1", "m2", hang=True, polls=10**9)
+            engine.activate("m1", "m2", polls=10**9)
     systemd.calls.clear()
-    assert engine.activate("m1").status == 0
-    assert systemd.calls == [f"kill --signal=KILL {UNIT}", *RESTART]
+    return engine
+
+
+def test_nor_is_what_a_killed_run_left_loading(loading: Engine, systemd: FakeSystemd) -> None:
+    assert loading.activate("m1").status == 0
+    assert systemd.calls == [*KILL, *RESTART]
+
+
+def test_nor_is_it_where_the_engine_goes(loading: Engine, systemd: FakeSystemd, pod: PodDirectory) -> None:
+    assert pod.run("deactivate", "--engine", ENGINE).status == 0
+    assert systemd.calls == [*KILL, *TAKEN_AWAY]
 
 
 def test_what_serves_is_let_finish_though_a_killed_run_wrote_of_another(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from components.on_pod.podctl import activation, files, probe, waiting
+from components.on_pod.podctl import activation, files, probe, proof, waiting
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle
-from tests.unit.podctl.test_podctl_activate import generations, set_secrets
+from tests.unit.podctl.test_podctl_activate import KILL, RESTART, generations, set_secrets
 from tests.unit.podctl.test_podctl_drift import drift, remove_blob
 
 
@@ -192,6 +192,19 @@ def test_what_was_activated_twice_in_a_row_is_one_step(
     assert generations(pod) == {1: True, 2: True, 3: True}
     assert rollback(pod).status == 0
     assert unit(pod) == before
+
+
+def test_what_never_served_is_not_asked_to_stop(
+    engine: Engine, pod: PodDirectory, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.activate("m1")
+    engine.activate("m1", "m2")
+    systemd.calls.clear()
+    faults = ["after 1800 seconds it was still not ready", ""]
+    monkeypatch.setattr(proof, "await_ready", lambda *_, **__: faults.pop(0))
+    monkeypatch.setattr(proof, "listens", lambda _: False)
+    assert rollback(pod).status == 1
+    assert systemd.calls == [*RESTART, *KILL, *RESTART]
 
 
 def test_nothing_goes_back_for_somebody_who_is_gone(
