@@ -10,7 +10,8 @@ import pulumi
 
 from components.certificate import Tls
 from components.core.digest_cache import BundleFacts
-from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.errors import printable
 from components.core.naming import blob_path, engine_key, proxy_unit_name, unit_name, url_host
 from components.core.slot_budget import Memory

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.core.engine_plan import PlannedFlag
 from components.core.errors import printable
 from components.core.listing import counted
 from components.core.lock import short_digest
+from components.core.lora_flags import PlannedFlag
 
 SHOWN_CHANGES = 12
 """How many adapters are named of those that change, and how many warnings are told in full."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.core.engine_plan import PlannedFlag
+from components.core.lora_flags import PlannedFlag
 from components.settings import SettingsError
 from tests.components.test_described import BASE, LLAMA, described, pod, project, stack_file
 from tests.support.adapters import seeded_adapter

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pulumi
 import pytest
 
-from components.core.engine_plan import PlannedFlag
+from components.core.lora_flags import PlannedFlag
 from components.deployment import tell
 from components.preview import Foreseen, cut, summary
 from components.running import last_outputs

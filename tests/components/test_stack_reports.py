@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.errors import UserError
 from components.core.naming import blob_path
 from components.render import render_unit

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from components.core.engine_args import Json, argv_of
-from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.naming import blob_path
 from components.core.vllm_flags import OTHER_NAMES, SHORT_FLAGS, flags_of, lines_of, misused
 from components.core.vllm_loader import loader_rules

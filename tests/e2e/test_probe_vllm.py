@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from bootstrap.demo.prepare import ADAPTERS, BASE, MODEL, prepare
-from components.core.engine_plan import EngineOptions, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import plan_engine
 from components.core.naming import blob_path, engine_key, unit_name
 from components.on_pod.boot import podctl_source
 from components.render import render_unit

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from bootstrap.demo.prepare import BASE, MODEL, prepare
-from components.core.engine_plan import EngineOptions, EnginePlan, plan_engine
+from components.core.engine_options import EngineOptions
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.naming import blob_path, engine_key, proxy_unit_name, unit_name
 from components.on_pod.boot import podctl_source
 from components.render import NGINX, OPENAI_ROUTES, render_proxy, render_unit

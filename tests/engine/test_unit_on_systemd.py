@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from components.core.engine_plan import EngineOptions, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import plan_engine
 from components.core.naming import blob_path, engine_key, secrets_path, unit_name
 from components.core.unit_text import MAX_LINE_BYTES, MAX_WORD_BYTES, environment_word, exec_program, exec_word
 from components.render import render_unit

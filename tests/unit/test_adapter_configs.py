@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from components.core.check.adapter_check import Against, check_adapter
-from components.core.engine_plan import EngineOptions, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import plan_engine
 from components.core.naming import blob_path
 from tests.support.adapter_cases import CONFIGS, Outcome, with_real_config
 from tests.support.verdicts import outcome

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from components.core.engine_args import Json, gpus_needed, parsed_arguments
-from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.errors import UserError
 from components.core.naming import blob_path
 from components.core.slot_budget import changing

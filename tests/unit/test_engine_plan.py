@@ -8,8 +8,10 @@ from typing import Literal
 import pytest
 
 from components.core.engine_args import Json
-from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, PlannedFlag, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.errors import UserError
+from components.core.lora_flags import PlannedFlag
 from components.core.naming import blob_path
 from components.core.vllm_rules import NO_SUCH_FLAGS, OWNED_FLAGS
 

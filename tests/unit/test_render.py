@@ -7,7 +7,8 @@ import pytest
 from jinja2 import UndefinedError
 
 from components import render
-from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.errors import UserError
 from components.core.naming import blob_path, engine_key
 from tests.unit import unit_text_model as systemd

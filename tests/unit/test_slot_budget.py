@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.core.capacity import GIB, BaseSizes, Unknown
-from components.core.engine_plan import EngineOptions, PlannedAdapter, PlannedFlag, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import plan_engine
 from components.core.errors import UserError
+from components.core.lora_flags import PlannedFlag
 from components.core.naming import blob_path
 from components.core.slot_budget import Budget, Memory
 from tests.unit.test_capacity import AWQ, LLAMA_8B, sizes

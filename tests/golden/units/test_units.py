@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from components.core.engine_plan import EngineOptions, EnginePlan, PlannedAdapter, plan_engine
+from components.core.engine_options import EngineOptions, PlannedAdapter
+from components.core.engine_plan import EnginePlan, plan_engine
 from components.core.naming import blob_path, engine_key
 from components.render import render_unit
 from tests.unit import unit_text_model as systemd
