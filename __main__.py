@@ -1,10 +1,14 @@
 """A stack file in, pods that serve its models out."""
 
+import gc
+
 import pulumi
 
 from components.head_start import head_start
 
 head_start()  # the providers load while we do, so before the rest is imported
+# Of many adapters it looks through all objects again and again, a fifth of a preview, and the program ends soon anyhow.
+gc.disable()
 
 from components.core.errors import UserError, printable_text  # noqa: E402
 from components.deployment import Deployment  # noqa: E402

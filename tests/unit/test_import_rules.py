@@ -308,6 +308,7 @@ def test_the_providers_process_is_asked_for_before_anything_else_is_loaded() -> 
     call = next(node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "head_start")
     before = [node for node in program.tree.body if node.lineno < call.lineno]
     assert list(imported(Module("__main__", ast.Module(before, []), is_package=False))) == [
+        "gc",
         "pulumi",
         "components.head_start.head_start",
     ]
