@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from components.core.adapter_files import shown_path
+from components.core.adapter_files import is_directory, shown_path
 from components.core.capacity import GIB, Unknown
 from components.core.check.adapter_check import Against
 from components.core.check.base_model import BaseFacts, longest_context, read_base_config
@@ -75,7 +75,7 @@ def memory_of(pod: Pod, settings: Settings) -> Memory | None:
     except FaultError:
         return None
     # ModelOpt writes its quantisation there: `get_config` of vllm/transformers_utils/config.py (0.32.0).
-    if any(os.path.lexists(place / "hf_quant_config.json") for place in (path, path.parent)):
+    if os.path.lexists((path if is_directory(path) else path.parent) / "hf_quant_config.json"):
         return Memory(memory, Unknown("what a weight takes by hf_quant_config.json is not known here"))
     return Memory(memory, sizes_of(config, base))
 

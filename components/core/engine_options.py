@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from components.core.ec2_gpus import Gpus, gpus_of
 from components.core.engine_args import Json
 from components.core.slot_budget import Memory
 
@@ -40,3 +41,8 @@ class EngineOptions:
     """What is known of the GPU's memory; None where the stack file says nothing of it."""
     instance_type: str | None = None
     """Of AWS, whose GPUs are known."""
+
+    @property
+    def gpus(self) -> Gpus | None:
+        """What the instance type has; None where there is none, or none that is known."""
+        return gpus_of(self.instance_type) if self.instance_type else None

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from components.core.ec2_gpus import gpus_of
 from components.core.engine_args import (
     Json,
     argv_of,
@@ -129,8 +128,8 @@ def plan_engine(
 
 
 def _shared_gpus(options: EngineOptions) -> Iterator[str]:
-    gpus = gpus_of(options.instance_type) if options.instance_type and options.device == "gpu" else None
-    if options.instance_type and gpus:
+    gpus = options.gpus
+    if options.instance_type and gpus and options.device == "gpu":
         if fault := gpu_fault(options.args, options.instance_type, gpus):
             raise UserError(fault)
         yield from idle_gpus(options.args, options.instance_type, gpus)

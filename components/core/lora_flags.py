@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from components.core.capacity import BaseSizes, Unknown, unshareable
-from components.core.ec2_gpus import gpus_of
 from components.core.engine_args import Json, lora_target_modules
 from components.core.engine_options import EngineOptions, PlannedAdapter
 from components.core.errors import UserError
@@ -100,8 +99,7 @@ def _untold(options: EngineOptions) -> str:
     """What the stack file could say so that a GPU's memory is counted."""
     if options.memory is not None or options.device != "gpu" or loader_rules(options.vllm).minor not in VERSIONS:
         return ""
-    known = options.instance_type is not None and gpus_of(options.instance_type) is not None
-    memory = "" if known else "engine.gpuMemoryGiB and "
+    memory = "" if options.gpus else "engine.gpuMemoryGiB and "
     length = " (and engine.maxModelLen)" if options.max_model_len is None else ""
     return f"; {memory}baseConfig{length} would tell how many fit"
 
@@ -122,10 +120,9 @@ def _smaller(budget: Budget, slots: int, options: EngineOptions) -> str:
 def _more_gpus(budget: Budget, options: EngineOptions) -> int | None:
     """The next number of GPUs that can share the base; None where the machine has no more, or nobody can tell."""
     base = options.memory.base if options.memory else None
-    gpus = gpus_of(options.instance_type) if options.instance_type else None
     if not isinstance(base, BaseSizes):
         return None
-    numbers = range(budget.gpus + 1, (gpus.count if gpus else GPUS_AT_MOST) + 1)
+    numbers = range(budget.gpus + 1, (options.gpus.count if options.gpus else GPUS_AT_MOST) + 1)
     return next((number for number in numbers if unshareable(base, number) is None), None)
 
 
