@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 MODULES = (
-    "said", "names", "documents", "waiting", "files", "tars", "store", "programs", "units", "secret_files", "blobs",
-    "receiving", "fetching", "proof", "probe", "proxy", "activation", "rollback", "drift", "status", "preparing",
-    "leaving", "command_line",
+    "said", "names", "documents", "waiting", "files", "tars", "store", "programs", "units", "secret_files", "part",
+    "blobs", "receiving", "fetching", "proof", "probe", "proxy", "activation", "rollback", "drift", "status",
+    "preparing", "leaving", "command_line",
 )  # fmt: skip
 """podctl's modules, in the order of its text: each uses only those before it."""
 

@@ -7,9 +7,9 @@ import hashlib
 import os
 import re
 import time
-from typing import Any, Dict, List, Sequence, Set
+from typing import Any, Callable, Dict, List, Set
 
-from . import files, tars, units, waiting
+from . import files, part, tars, units, waiting
 from .documents import Document, field
 from .names import BLOB_PATH, engine_of, hex_of, name_of
 from .said import Refusal, few, named, say
@@ -48,7 +48,9 @@ def collect(store: Store) -> List[str]:
     needed = set().union(*needed_by(store).values())
     for name in files.listed(store.path("staging")):
         path = store.path("staging", name)
-        match = re.fullmatch(r"([0-9a-f]{64})\.(tar|tar\.part|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name)
+        match = re.fullmatch(
+            r"([0-9a-f]{64})\.(tar|tar\.part|weights|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name
+        )
         if match is None:
             continue
         if match.group(2) == "altered":
@@ -98,14 +100,29 @@ def unpack(store: Store, hexdigest: str) -> bool:
         os.close(tar)
 
 
-def unpack_arrived(store: Store, hexdigest: str) -> None:
+def unpack_arrived(store: Store, hexdigest: str, size: int) -> None:
     """Makes the blob of a part that has all its bytes and, as its receiver found, the right digest.
 
     The receiver holds the bundle's lock. Until the blob is placed, the promise of `missing` keeps it.
     """
-    path = store.staged(hexdigest, ".tar.part")
-    with store.lock("unpack"), open(path, "rb") as tar:
-        unpack_tar(store, hexdigest, path, tar.fileno(), hexdigest)
+    path, weights = store.staged(hexdigest, part.TAR), store.staged(hexdigest, part.WEIGHTS)
+    shape = part.shape_here(store, hexdigest, size)
+    if shape is None:
+        with store.lock("unpack"), open(path, "rb") as tar:
+            unpack_tar(store, hexdigest, path, tar.fileno(), hexdigest)
+        return
+
+    def move(aside: str) -> None:
+        with open(path, "rb") as tar:
+            write_member(tar.fileno(), Member(tars.MEMBERS[0], tars.BLOCK, shape.config), aside)
+        os.chmod(weights, 0o444)
+        os.rename(weights, os.path.join(aside, tars.MEMBERS[1]))
+
+    files.fsync_file(weights)  # not while others wait for the lock
+    with store.lock("unpack"):
+        if not store.has_blob(hexdigest, size):
+            make_blob(store, hexdigest, move)
+    part.drop(store, hexdigest)
 
 
 def unpack_tar(store: Store, hexdigest: str, path: str, tar: int, found: str) -> bool:
@@ -121,24 +138,33 @@ def unpack_tar(store: Store, hexdigest: str, path: str, tar: int, found: str) ->
     except Refusal as refusal:
         files.unlink(path)
         raise Refusal("sha256:%s is refused and removed: %s" % (hexdigest, refusal)) from None
-    write_blob(store, hexdigest, tar, members)
+
+    def write(aside: str) -> None:
+        for member in members:
+            write_member(tar, member, aside)
+
+    make_blob(store, hexdigest, write)
     files.unlink(path)
     return True
 
 
-def write_blob(store: Store, hexdigest: str, tar: int, members: Sequence[Member]) -> None:
+def write_member(tar: int, member: Member, directory: str) -> None:
+    fd = os.open(os.path.join(directory, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        tars.copy_range(tar, member.offset, fd, member.size)
+        os.fchmod(fd, 0o444)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_blob(store: Store, hexdigest: str, fill: Callable[[str], object]) -> None:
+    """Makes a blob of the directory that `fill` puts both files into, fsynced and read-only."""
     aside = store.staged(hexdigest, ".new")
     files.remove_tree(aside)
     with files.no_remains(aside):
         os.mkdir(aside, 0o755)
-        for member in members:
-            fd = os.open(os.path.join(aside, member.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                tars.copy_range(tar, member.offset, fd, member.size)
-                os.fchmod(fd, 0o444)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        fill(aside)
         files.fsync_dir(aside)
     blob = store.blob(hexdigest)
     files.make_dirs(os.path.dirname(blob))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
-import os
 import re
 import threading
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from . import blobs, files, receiving, tars, waiting
+from . import blobs, files, part, receiving, waiting
 from .documents import Document, field
 from .names import hex_of
 from .said import GO_ON, Refusal, human, say
@@ -73,23 +71,6 @@ class Cut(Exception):
 
 class Interrupted(Exception):
     """Nobody waits for the bundles any more."""
-
-
-class Part:
-    """What is here of a bundle on its way: how many bytes, and their hash so far."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.begin(self.at)
-
-    def begin(self, at: int) -> None:
-        self.file.truncate(at)
-        self.digest = hashlib.sha256()
-        tars.hash_file(self.file.fileno(), self.digest, at)
-
-    @property
-    def at(self) -> int:
-        return os.fstat(self.file.fileno()).st_size
 
 
 class Line:
@@ -257,34 +238,33 @@ class Fetches:
             if receiving.is_here(self.store, hexdigest, wanted.size):
                 return False
             while True:
-                name = self.store.staged(hexdigest, ".tar.part")
-                with files.no_remains(name), open(name, "a+b", buffering=0) as file:
-                    part = Part(file)
-                    kept = part.at
-                    self.complete(part, wanted, line)
-                if receiving.is_right(self.store, hexdigest, part.digest):
+                with part.opened(self.store, hexdigest, wanted.size) as arriving:
+                    kept = part.arrived(self.store, hexdigest, wanted.size)
+                    arriving.begin(kept)
+                    self.complete(arriving, wanted, line)
+                if receiving.is_right(self.store, hexdigest, arriving.digest):
                     with self.unpacking:
-                        blobs.unpack_arrived(self.store, hexdigest)
+                        blobs.unpack_arrived(self.store, hexdigest, wanted.size)
                     return True
                 if not kept:
                     raise Unfetched(
                         "its bytes are not those that its name says (they have the digest sha256:%s) and are thrown "
-                        "away: remove the object, then run `lora push`" % part.digest.hexdigest()
+                        "away: remove the object, then run `lora push`" % arriving.digest.hexdigest()
                     )
                 # What an earlier run left may be what was wrong: the object is judged by its own bytes.
 
-    def complete(self, part: Part, wanted: Wanted, line: Line) -> None:
+    def complete(self, arriving: part.Part, wanted: Wanted, line: Line) -> None:
         """Takes what is not here yet, with more tries after what may pass. Tries that bring much do not count."""
-        failures, farthest, whole = 0, part.at, False
-        while part.at < wanted.size:
+        failures, farthest, whole = 0, arriving.at, False
+        while arriving.at < wanted.size:
             try:
-                self.ask(part, wanted, line, 0 if whole else part.at)
+                self.ask(arriving, wanted, line, 0 if whole else arriving.at)
             except Cut as cut:
                 if self.interrupted.is_set():
                     raise Interrupted from None
                 whole = whole or isinstance(cut, OtherRange)
-                if part.at >= farthest + files.PIECE:
-                    failures, farthest = 0, part.at
+                if arriving.at >= farthest + files.PIECE:
+                    failures, farthest = 0, arriving.at
                 if failures == len(waiting.PAUSES):
                     raise Unfetched("%s: %s" % (cut, cut.advice), of_all=True) from None
                 say("%s: trying again in %d s" % (cut, waiting.PAUSES[failures]))
@@ -292,7 +272,7 @@ class Fetches:
                     raise Interrupted from None
                 failures += 1
 
-    def ask(self, part: Part, wanted: Wanted, line: Line, offset: int) -> None:
+    def ask(self, arriving: part.Part, wanted: Wanted, line: Line, offset: int) -> None:
         """Asks for the bytes after `offset`, once, and takes what comes, never more than the bundle has."""
         connection = self.connected(wanted)
         try:
@@ -306,17 +286,17 @@ class Fetches:
                 response = connection.getresponse()
             line.moves()
             check_answer(response, wanted, offset)
-            if response.status == 200 and part.at:
-                part.begin(0)  # it was not asked for less, or gives no less
+            if response.status == 200 and arriving.at:
+                arriving.begin(0)  # it was not asked for less, or gives no less
             body = Body(response, wanted.host, line)
-            receiving.pump(body, part.file, part.digest, wanted.size - part.at)  # type: ignore[arg-type]
-            if part.at < wanted.size:
+            receiving.pump(body, arriving, wanted.size - arriving.at)  # type: ignore[arg-type]
+            if arriving.at < wanted.size:
                 raise ended(wanted.host, line)
             more = 0
             with contextlib.suppress(Cut):
                 more = body.readinto(memoryview(bytearray(1)))
             if more:
-                part.begin(0)
+                arriving.begin(0)
                 raise altered(wanted, "more than %d" % wanted.size)
         finally:
             line.end()  # an answer that was not read to its end would hold the connection open for a while
@@ -505,6 +485,5 @@ def verb_fetch(store: Store, document: Document) -> Document:
         wanted.setdefault(one.hexdigest, one)
     store.make_staging()
     to_come = [one for one in wanted.values() if not receiving.is_here(store, one.hexdigest, one.size)]
-    parts = [min(store.staged_bytes(one.hexdigest, ".tar.part") or 0, one.size) for one in to_come]
-    receiving.check_room(store, sum(one.size for one in to_come) - sum(parts), [one.size for one in to_come])
+    receiving.check_room(store, [max(0, one.size - part.arrived(store, one.hexdigest, one.size)) for one in to_come])
     return {"fetched": Fetches(store, list(wanted.values())).run()}

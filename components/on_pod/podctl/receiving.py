@@ -9,7 +9,7 @@ import os
 import threading
 from typing import Any, BinaryIO, Optional, Sequence
 
-from . import blobs, files, tars
+from . import blobs, files, part
 from .documents import Document, field, optional
 from .names import hex_of
 from .said import Refusal, human, say, shown
@@ -18,30 +18,26 @@ from .store import Store
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
 
 
-def take(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
+def take(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int, apart: bool = True) -> int:
     """Takes one bundle's bytes from `stream` into its part: those after `offset`, up to `size` (to the end, if None).
 
-    The caller holds the bundle's lock. The first `offset` bytes must be here from an earlier try. What arrives is kept
-    for the next try unless the stream held everything and the digest is wrong. -> bytes taken
+    It stays a tar unless `apart`. The caller holds the bundle's lock. The first `offset` bytes must be here from an
+    earlier try. What arrives is kept for the next try unless the stream held everything and the digest is wrong.
+    -> bytes taken
     """
-    part = store.staged(hexdigest, ".tar.part")
-    with files.no_remains(part), open(part, "r+b" if offset else "wb", buffering=0) as file:
-        digest = hashlib.sha256()
-        if tars.hash_file(file.fileno(), digest, offset) != offset:
-            raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (hexdigest, offset))
-        file.truncate(offset)
-        file.seek(offset)
-        count = pump(stream, file, digest, None if size is None else size - offset)
-        if size is not None and offset + count < size:
-            os.fsync(file.fileno())  # of a whole bundle the blob will be
+    with part.opened(store, hexdigest, size if apart else None) as arriving:
+        arriving.begin(offset)
+        count = pump(stream, arriving, None if size is None else size - offset)
+        if size is not None and arriving.at < size:
+            arriving.keep()  # of a whole bundle the blob will be
             raise Refusal(
                 "the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
-                % (offset + count, size, hexdigest)
+                % (arriving.at, size, hexdigest)
             )
-    if not is_right(store, hexdigest, digest):
+    if not is_right(store, hexdigest, arriving.digest):
         raise Refusal(
             "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
-            % (offset + count, hexdigest, digest.hexdigest())
+            % (arriving.at, hexdigest, arriving.digest.hexdigest())
         )
     return count
 
@@ -56,11 +52,11 @@ def is_right(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
     """Whether a part that has all its bytes has this digest. One of another is thrown away."""
     if digest.hexdigest() == hexdigest:
         return True
-    files.unlink(store.staged(hexdigest, ".tar.part"))
+    part.drop(store, hexdigest)
     return False
 
 
-def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[int]) -> int:
+def pump(stream: BinaryIO, arriving: part.Part, limit: Optional[int]) -> int:
     buffer = bytearray(files.PIECE)
     view = memoryview(buffer)
     total = 0
@@ -68,10 +64,7 @@ def pump(stream: BinaryIO, file: Any, digest: "hashlib._Hash", limit: Optional[i
         count = stream.readinto(view if limit is None else view[: limit - total])  # type: ignore[attr-defined]
         if not count:
             break
-        digest.update(view[:count])
-        written = 0
-        while written < count:
-            written += file.write(view[written:count])
+        arriving.take(view[:count])
         total += count
     return total
 
@@ -90,7 +83,7 @@ def verb_have(store: Store, options: Any) -> Document:
     hexdigest = hex_of(options.digest)
     staged = store.staged_bytes(hexdigest)
     if staged is None:
-        staged = store.staged_bytes(hexdigest, ".tar.part") or 0
+        staged = store.staged_bytes(hexdigest, part.TAR) or 0
     return {"digest": options.digest, "have": store.has_blob(hexdigest), "staged": staged}
 
 
@@ -110,14 +103,14 @@ def verb_receive(store: Store, options: Any) -> Document:
 def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
     """Takes one bundle and leaves it staged. -> bytes taken; 0 if it was here already"""
     store.make_staging()
-    part = store.staged(hexdigest, ".tar.part")
+    path = store.staged(hexdigest, part.TAR)
     with store.hold("receive", store.staged(hexdigest, ".lock")):
         if is_here(store, hexdigest, size):
             drain(stream, 0 if size is None else size - offset)
             return 0
-        count = take(store, stream, hexdigest, size, offset)
-        files.fsync_file(part)
-        os.rename(part, store.staged(hexdigest))
+        count = take(store, stream, hexdigest, size, offset, apart=False)
+        files.fsync_file(path)
+        os.rename(path, store.staged(hexdigest))
         files.fsync_dir(store.path("staging"))
         return count
 
@@ -133,32 +126,33 @@ def verb_missing(store: Store, document: Document) -> Document:
     store.make_staging()
     with store.lock("missing"):
         missing = {}
-        unpacked = []
+        tars = []
         for hexdigest, size in sizes.items():
             # Also of what is yet to come: another stack may place it first, and let it go again.
             with open(store.claim(hexdigest, engine), "wb"):  # a power cut ends the promise: so be it
                 pass
             if store.has_blob(hexdigest, size):
                 continue
-            unpacked.append(size)
             if store.staged_bytes(hexdigest) == size:
+                tars.append(size)
                 os.utime(store.staged(hexdigest))
                 continue
-            part = store.staged_bytes(hexdigest, ".tar.part") or 0
-            missing[hexdigest] = part if part <= size else 0
-    free = check_room(store, sum(sizes[h] - offset for h, offset in missing.items()), unpacked)
+            here = part.arrived(store, hexdigest, size)
+            missing[hexdigest] = here if here <= size else 0
+    free = check_room(store, [sizes[h] - offset for h, offset in missing.items()], tars)
     return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
 
 
-def check_room(store: Store, coming: int, sizes: Sequence[int]) -> int:
-    """Refuses bundles of these sizes, of which so many bytes are still to come, where the disk cannot take them.
+def check_room(store: Store, coming: Sequence[int], tars: Sequence[int] = ()) -> int:
+    """Refuses bundles of which so many bytes are still to come, where the disk cannot take them; and bundles of these
+    sizes that are here as tars, and are unpacked one after the other, each tar going when its blob is there.
 
     -> the bytes that are free
     """
     disk = os.statvfs(store.root)
     free = disk.f_bavail * disk.f_frsize
-    # Bundles are unpacked one after the other, each tar going when its blob is there.
-    needed = coming + max(sizes, default=0) + SPARE_BYTES
+    sizes = [*coming, *tars]
+    needed = sum(coming) + max(tars, default=0) + SPARE_BYTES
     if any(sizes) and needed > free:
         raise Refusal(
             "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
@@ -186,8 +180,7 @@ def verb_receive_all(store: Store, options: Any) -> Document:
             raise Refusal("the document's offset %d is not within a bundle of %d bytes" % (offset, size))
         plan.append((hex_of(field(bundle, "digest", str)), size, offset))
     store.make_staging()
-    to_come = [(size, offset) for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)]
-    check_room(store, sum(size - offset for size, offset in to_come), [size for size, _ in to_come])
+    check_room(store, [size - offset for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)])
     received = dict.fromkeys(("sha256:" + hexdigest for hexdigest, _, _ in plan), 0)
     with Unpacking(store) as unpacking:
         for hexdigest, size, offset in plan:
@@ -227,7 +220,7 @@ class Unpacking:
     def work(self, hexdigest: str, size: int, held: contextlib.ExitStack) -> None:
         try:
             with held:
-                blobs.unpack_arrived(self.store, hexdigest)
+                blobs.unpack_arrived(self.store, hexdigest, size)
             say("sha256:%s is here (%s)" % (hexdigest, human(size)))
         except BaseException as error:
             self.error = error

@@ -41,6 +41,18 @@ class Member(NamedTuple):
     size: int
 
 
+class Shape(NamedTuple):
+    """What the tar of a bundle is made of, in bytes, where it is in the program's own form."""
+
+    config: int
+    start: int  # of the weights
+    weights: int
+
+    @property
+    def size(self) -> int:
+        return self.start + padded(self.weights) + 2 * BLOCK
+
+
 TYPES = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -220,6 +232,20 @@ def ustar_header(name: str, size: int) -> bytes:
     header = bytearray(struct.pack("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x", *fields))
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header)
+
+
+def shape_of(beginning: bytes) -> Optional[Shape]:
+    """The shape of a tar that begins as the program's own do, byte for byte up to the weights; None of any other, and
+    where that is not here yet."""
+    config = octal(beginning[124:136]) or 0
+    start = BLOCK + padded(config) + BLOCK
+    weights = octal(beginning[start - BLOCK + 124 : start - BLOCK + 136])
+    if weights is None or len(beginning) < start:
+        return None
+    head = ustar_header(MEMBERS[0], config) + beginning[BLOCK : BLOCK + config]
+    if beginning[:start] != head + bytes(padded(config) - config) + ustar_header(MEMBERS[1], weights):
+        return None
+    return Shape(config, start, weights)
 
 
 def hash_blob(blob: str) -> str:

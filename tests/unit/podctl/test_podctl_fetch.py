@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from components.on_pod.podctl import fetching, files, receiving, waiting
+from components.on_pod.podctl import fetching, files, part, receiving, waiting
 from components.on_pod.podctl.fetching import Wanted
 from tests.unit.podctl.fake_s3 import QUERY, S3, SIGNATURE, Asked, Reply, error, named, ranged
 from tests.unit.podctl.pods import Answer, PodDirectory, bundle, digest_of
@@ -81,7 +81,7 @@ def fetch(pod: PodDirectory, *bundles: dict[str, Any]) -> Answer:
     return answer
 
 
-def part(pod: PodDirectory, digest: str = DIGEST) -> bytes | None:
+def kept(pod: PodDirectory, digest: str = DIGEST) -> bytes | None:
     path = pod.staged(digest, ".tar.part")
     return path.read_bytes() if path.exists() else None
 
@@ -197,7 +197,7 @@ def test_a_server_of_nothing_but_other_ranges_ends_with_a_sentence(pod: PodDirec
         f"{s3.host} answers with other bytes than it was asked for: is there a proxy before it that changes what it "
         "sends?"
     )
-    assert part(pod) == TAR[:1000]
+    assert kept(pod) == TAR[:1000]
 
 
 def test_the_host_is_the_one_that_was_signed_and_one_connection_is_one_answer(pod: PodDirectory, s3: S3) -> None:
@@ -289,7 +289,7 @@ def test_what_arrived_before_the_last_cut_is_kept_for_the_next_run(
 
     assert (answer.status, answer.lines[-1]) == (1, f"the connection to {s3.host} was cut: {GO_ON}")
     assert waited == list(PAUSES) == sorted(set(PAUSES))
-    assert (part(pod), pod.staged(DIGEST).exists()) == (TAR[:1000], False)
+    assert (kept(pod), pod.staged(DIGEST).exists()) == (TAR[:1000], False)
 
     s3.asked.clear()
     assert fetch(pod, s3.bundle(DIGEST)).result == {"fetched": {DIGEST: SIZE - 1000}}
@@ -350,13 +350,13 @@ def test_a_store_that_goes_silent_counts_as_cut(
 def test_a_fetch_nobody_waits_for_ends_at_once_and_keeps_what_came(
     pod: PodDirectory, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "deserted", lambda: s3.stalled.is_set() and (part(pod) or b"")[999:] != b"")
+    monkeypatch.setattr(waiting, "deserted", lambda: s3.stalled.is_set() and (kept(pod) or b"")[999:] != b"")
     s3.replies[DIGEST] = [Reply(body=TAR[:1000], length=SIZE, then="stall")]
 
     answer = fetch(pod, s3.bundle(DIGEST))
 
     assert answer == refused("the run that wanted the bundles was interrupted: what arrived of them is kept")
-    assert (part(pod), s3.asked) == (TAR[:1000], [Asked(DIGEST, "")])
+    assert (kept(pod), s3.asked) == (TAR[:1000], [Asked(DIGEST, "")])
 
 
 def test_no_pause_is_waited_out_for_nobody(
@@ -474,7 +474,7 @@ def test_what_is_wrong_with_an_object_is_a_sentence(reply: Reply, said: str, pod
 
     assert fetch(pod, s3.bundle(DIGEST)) == refused(f"{NAME}: {said}")
     assert s3.asked == [Asked(DIGEST, "")]
-    assert (part(pod) or b"", pod.staged(DIGEST).exists()) == (b"", False)
+    assert (kept(pod) or b"", pod.staged(DIGEST).exists()) == (b"", False)
 
 
 @pytest.mark.parametrize(
@@ -522,7 +522,7 @@ def test_an_object_that_changed_its_size_since_is_altered(
         f"{NAME}: it has {has} bytes in the store where {SIZE} were pushed: it was altered; remove the object, then "
         "run `lora push`"
     )
-    assert part(pod) == TAR[:1000]
+    assert kept(pod) == TAR[:1000]
 
 
 def test_what_is_no_s3_is_asked_about(pod: PodDirectory, s3: S3) -> None:
@@ -785,8 +785,8 @@ def test_a_full_disk_is_said_once_and_nothing_stays_on_it(
 ) -> None:
     real = receiving.pump
 
-    def filling(stream: Any, file: Any, digest: Any, limit: int) -> int:
-        real(stream, file, digest, 1000)
+    def filling(stream: Any, arriving: part.Part, limit: int) -> int:
+        real(stream, arriving, 1000)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(receiving, "pump", filling)

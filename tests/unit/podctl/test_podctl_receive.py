@@ -169,7 +169,7 @@ def test_a_bundle_that_is_refused_is_told_beside_a_connection_that_ended(pod: Po
 def test_a_bundle_is_unpacked_while_the_next_one_arrives(pod: PodDirectory) -> None:
     process = podctl_process(pod, "receive-all")
     assert process.stdin is not None
-    part = pod.staged(DIGEST, ".tar.part")
+    part = pod.staged(DIGEST, ".weights")
     with files.hold(str(pod.root / ".lock"), "place"):  # of another stack, which needs long
         process.stdin.write(head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 0)) + OTHER + TAR[:2_000_000])
         process.stdin.flush()
@@ -273,17 +273,17 @@ Disk = namedtuple("Disk", "f_bavail f_frsize f_files f_favail")
 def test_missing_says_when_the_disk_is_too_small(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     mebibyte = 1024 * 1024
     bundles = {DIGEST: 40 * mebibyte, OTHER_DIGEST: 60 * mebibyte}
-    disk = Disk(224 * mebibyte, 1, 10_000, 10_000)
+    disk = Disk(164 * mebibyte, 1, 10_000, 10_000)
     monkeypatch.setattr(os, "statvfs", lambda path: disk)
 
-    # Both arrive (100), the larger of them is unpacked beside its tar (60), and 64 stay free.
-    assert pod.run("missing", stdin={"bundles": bundles}).result["freeBytes"] == 224 * mebibyte
-    disk = disk._replace(f_bavail=224 * mebibyte - 1)
+    # Both arrive (100), and 64 stay free.
+    assert pod.run("missing", stdin={"bundles": bundles}).result["freeBytes"] == 164 * mebibyte
+    disk = disk._replace(f_bavail=164 * mebibyte - 1)
     answer = pod.run("missing", stdin={"bundles": bundles})
     assert (answer.status, answer.lines) == (
         1,
         [
-            f"the disk of {pod.root} has 224.0 MiB free and the bundles need 224.0 MiB: "
+            f"the disk of {pod.root} has 164.0 MiB free and the bundles need 164.0 MiB: "
             "make room there, or use a larger disk"
         ],
     )

@@ -1,0 +1,131 @@
+"""A bundle on its way: how much of it is here, and where its bytes go.
+
+A tar in the program's own form is taken apart as it comes: the weights' bytes go into the file that the blob will have,
+so that none is written twice. One in another form stays a tar until it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import Any, Iterator, Optional
+
+from . import files, tars
+from .said import Refusal
+from .store import Store
+
+TAR = ".tar.part"  # of a tar that is taken apart: what comes before the weights
+WEIGHTS = ".weights"
+HEAD_MOST = files.PIECE  # bytes; a tar with more of them before its weights is not taken apart
+
+
+class Part:
+    """What is here of a bundle, whose lock the caller holds. `begin` comes first."""
+
+    at: int  # how many bytes are here
+    digest: "hashlib._Hash"  # of these
+
+    def __init__(self, store: Store, hexdigest: str, size: Optional[int], held: contextlib.ExitStack) -> None:
+        self.store, self.hexdigest, self.size, self.held = store, hexdigest, size, held
+        self.shape: Optional[tars.Shape] = None
+        self.weights: Any = None
+        self.tar = self.file(TAR)
+        os.utime(self.tar.fileno())  # an old one that goes on is not abandoned
+
+    def file(self, suffix: str) -> Any:
+        return self.held.enter_context(open(self.store.staged(self.hexdigest, suffix), "a+b", buffering=0))
+
+    def begin(self, at: int) -> None:
+        """Keeps the first `at` bytes and forgets the others. Refuses where there are fewer."""
+        if at > arrived(self.store, self.hexdigest, self.size):
+            raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (self.hexdigest, at))
+        self.at, self.digest = at, hashlib.sha256()
+        self.shape = shape_here(self.store, self.hexdigest, self.size)
+        if self.shape is not None and at >= self.shape.start:
+            self.tar.truncate(self.shape.start)
+            self.weights = self.file(WEIGHTS)
+            self.weights.truncate(min(at - self.shape.start, self.shape.weights))
+        else:
+            self.tar.truncate(at)
+            self.shape = None
+            files.unlink(self.store.staged(self.hexdigest, WEIGHTS))
+        here = tars.hash_file(self.tar.fileno(), self.digest)
+        if self.shape is not None:
+            here += tars.hash_file(self.weights.fileno(), self.digest)
+        self.digest.update(bytes(at - here))  # behind the weights are only zeros
+
+    def take(self, view: memoryview) -> None:
+        """Adds the bytes that came."""
+        self.digest.update(view)
+        begin, self.at = self.at, self.at + len(view)
+        if self.shape is not None:
+            self.put(self.shape, begin, view)
+            return
+        write(self.tar, view)
+        shape = shape_of(self.tar.fileno(), self.size) if begin < HEAD_MOST else None
+        if shape is not None:
+            self.weights = self.file(WEIGHTS)
+            self.weights.truncate(0)
+            came = os.pread(self.tar.fileno(), self.at - shape.start, shape.start)
+            self.put(shape, shape.start, memoryview(came))
+            self.tar.truncate(shape.start)
+            self.shape = shape
+
+    def put(self, shape: tars.Shape, begin: int, view: memoryview) -> None:
+        of_weights = max(0, shape.start + shape.weights - begin)
+        write(self.weights, view[:of_weights])
+        if any(view[of_weights:]):
+            drop(self.store, self.hexdigest)
+            raise Refusal(
+                "sha256:%s is refused and removed: the tar goes on after the end of its weights" % self.hexdigest
+            )
+
+    def keep(self) -> None:
+        """Makes what is here outlast a power cut."""
+        os.fsync(self.tar.fileno())
+        if self.weights is not None:
+            os.fsync(self.weights.fileno())
+
+
+@contextlib.contextmanager
+def opened(store: Store, hexdigest: str, size: Optional[int]) -> Iterator[Part]:
+    """The part of a bundle, with bytes here or none; of `size` bytes, or of a size that nobody knows."""
+    with contextlib.ExitStack() as held:
+        for suffix in (TAR, WEIGHTS):
+            held.enter_context(files.no_remains(store.staged(hexdigest, suffix)))
+        yield Part(store, hexdigest, size, held)
+
+
+def arrived(store: Store, hexdigest: str, size: Optional[int]) -> int:
+    """How many bytes of a bundle are here to go on from. Behind the weights are zeros, which need not come."""
+    shape = shape_here(store, hexdigest, size)
+    if shape is None:
+        return store.staged_bytes(hexdigest, TAR) or 0
+    weights = store.staged_bytes(hexdigest, WEIGHTS) or 0
+    return shape.start + weights if weights < shape.weights else shape.size
+
+
+def shape_here(store: Store, hexdigest: str, size: Optional[int]) -> Optional[tars.Shape]:
+    """The shape of a part that is being taken apart, None of any other."""
+    if store.staged_bytes(hexdigest, WEIGHTS) is None:
+        return None
+    with contextlib.suppress(FileNotFoundError), open(store.staged(hexdigest, TAR), "rb") as tar:
+        return shape_of(tar.fileno(), size)
+    return None
+
+
+def shape_of(tar: int, size: Optional[int]) -> Optional[tars.Shape]:
+    shape = tars.shape_of(os.pread(tar, HEAD_MOST, 0))
+    return shape if shape is not None and shape.size == size else None
+
+
+def drop(store: Store, hexdigest: str) -> None:
+    for suffix in (WEIGHTS, TAR):
+        files.unlink(store.staged(hexdigest, suffix))
+
+
+def write(file: Any, view: memoryview) -> None:
+    written = 0
+    while written < len(view):
+        written += file.write(view[written:])

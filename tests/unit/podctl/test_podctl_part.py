@@ -1,0 +1,200 @@
+"""A bundle that is taken apart as it comes: cut and resumed anywhere, its weights written once."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import time
+
+import pytest
+
+from components.on_pod.podctl import part, tars
+from tests.unit.podctl.pods import CONFIG, END, WEIGHTS, PodDirectory, bundle, digest_of, entry, header, with_tarfile
+from tests.unit.podctl.test_podctl_receive import head, missing
+
+BYTES = os.urandom(3_000_001)
+TAR = bundle(BYTES, b'{"r": 8}')
+DIGEST, SIZE = digest_of(TAR), len(TAR)
+START = 1536  # of the weights
+END_OF_WEIGHTS = START + len(BYTES)
+
+
+def sent(pod: PodDirectory, tar: bytes, offset: int = 0, until: int | None = None) -> list[str]:
+    """Sends a bundle from `offset` on, as if the connection ended at `until`. -> what is said"""
+    stdin = head((digest_of(tar), len(tar), offset)) + tar[offset:until]
+    return pod.run("receive-all", stdin=stdin).lines
+
+
+def staged(pod: PodDirectory) -> dict[str, bytes]:
+    return {path.suffix: path.read_bytes() for path in (pod.root / "staging").iterdir() if path.suffix != ".claim"}
+
+
+CUTS = [
+    *(1, 511, 512, 513, 520, 1023, 1024, 1535, START, START + 1, 1_048_575, 1_048_576, 1_048_577, 2_000_003),
+    *(END_OF_WEIGHTS - 1, END_OF_WEIGHTS, END_OF_WEIGHTS + 1, SIZE - 1024, SIZE - 1),
+]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_bundle_may_be_cut_anywhere(cut: int, pod: PodDirectory) -> None:
+    assert sent(pod, TAR, until=cut) == [
+        f"the connection ended after {cut} of {SIZE} bytes of {DIGEST}: they are kept, run this again"
+    ]
+    here = missing(pod, {DIGEST: SIZE})[DIGEST]
+    assert here == (cut if cut < END_OF_WEIGHTS else SIZE), "behind the weights are zeros, which need not come"
+    expected = {".part": TAR[:START], ".weights": TAR[START : min(cut, END_OF_WEIGHTS)]}
+    assert staged(pod) == (expected if cut >= START else {".part": TAR[:cut]})
+
+    assert sent(pod, TAR, offset=here) == [f"{DIGEST} is here (2.9 MiB)"]
+    assert (pod.unpacked(DIGEST), staged(pod)) == (TAR, {})
+
+
+def test_cut_again_and_again_in_small_pieces(pod: PodDirectory) -> None:
+    tar = bundle(BYTES[:3000])
+    digest, size = digest_of(tar), len(tar)
+    here = 0
+    while here < size:
+        here = missing(pod, {digest: size})[digest]
+        sent(pod, tar, offset=here, until=here + 97)
+    assert pod.unpacked(digest) == tar
+
+
+def test_a_sender_may_begin_before_what_is_kept(pod: PodDirectory) -> None:
+    for begin in (2_000_000, START, START - 1, 10, 0):
+        sent(pod, TAR, until=2_500_000)
+        assert sent(pod, TAR, offset=begin) == [f"{DIGEST} is here (2.9 MiB)"]
+        assert pod.unpacked(DIGEST) == TAR
+        pod.blob(DIGEST).rename(pod.root / f"taken-{begin}")
+
+
+def test_an_offset_past_what_is_kept_changes_nothing(pod: PodDirectory) -> None:
+    sent(pod, TAR, until=2_000_000)
+    before = staged(pod)
+    assert sent(pod, TAR, offset=2_000_001) == [
+        f"{DIGEST} has fewer than 2000001 bytes here: ask again what is missing"
+    ]
+    assert staged(pod) == before
+
+
+def test_weights_are_written_once(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    real = tars.copy_range
+
+    def counted(source: int, offset: int, target: int, size: int) -> None:
+        copied.append(size)
+        real(source, offset, target, size)
+
+    monkeypatch.setattr(tars, "copy_range", counted)
+
+    sent(pod, TAR)
+
+    assert pod.unpacked(DIGEST) == TAR
+    assert copied == [len(b'{"r": 8}')]
+
+
+@pytest.mark.parametrize(
+    "tar",
+    [
+        entry(WEIGHTS, BYTES) + entry(CONFIG, b"{}") + END,
+        with_tarfile({CONFIG: b"{}", WEIGHTS: BYTES}, tarfile.GNU_FORMAT, uname="alice"),
+        entry(CONFIG, b"{}") + entry(WEIGHTS, BYTES) + END + bytes(512),
+        bundle(BYTES, b"{" + b" " * part.HEAD_MOST + b"}"),
+    ],
+    ids=["another order", "another writer", "more zeros at the end", "a long configuration"],
+)
+def test_a_tar_in_another_form_is_taken_all_the_same(tar: bytes, pod: PodDirectory) -> None:
+    digest = digest_of(tar)
+    sent(pod, tar, until=len(tar) - 1)
+    assert staged(pod) == {".part": tar[:-1]}
+    assert missing(pod, {digest: len(tar)}) == {digest: len(tar) - 1}
+
+    sent(pod, tar, offset=len(tar) - 1)
+
+    assert (pod.blob(digest) / WEIGHTS).read_bytes() == BYTES
+    assert staged(pod) == {}
+
+
+def test_what_comes_behind_the_weights_is_looked_at(pod: PodDirectory) -> None:
+    """No byte of a bundle is left out of its blob unseen, also where its digest is right."""
+    for tar in (TAR[:-1] + b"!", TAR[:END_OF_WEIGHTS] + b"!" + TAR[END_OF_WEIGHTS + 1 :], bundle()[:-1] + b"!"):
+        refusal = f"{digest_of(tar)} is refused and removed: the tar goes on after the end of its weights"
+        assert sent(pod, tar) == [refusal]
+        assert (pod.blobs(), staged(pod)) == (set(), {})
+
+
+def test_a_part_that_rotted_is_found_by_the_digest_and_sent_anew(pod: PodDirectory) -> None:
+    sent(pod, TAR, until=2_000_000)
+    with pod.staged(DIGEST, ".weights").open("r+b") as weights:
+        weights.seek(1000)
+        weights.write(b"rot")
+
+    (said,) = sent(pod, TAR, offset=2_000_000)
+
+    assert said.startswith(f"the {SIZE} bytes that arrived as {DIGEST} have the digest sha256:")
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 0}
+
+
+@pytest.mark.parametrize("left", [b"", TAR[:600], b"x" * START])
+def test_weights_without_their_head_are_forgotten(left: bytes, pod: PodDirectory) -> None:
+    """A power cut may have taken it."""
+    sent(pod, TAR, until=2_000_000)
+    pod.staged(DIGEST, ".tar.part").write_bytes(left)
+    here = missing(pod, {DIGEST: SIZE})[DIGEST]
+    assert here == len(left)
+    said = sent(pod, TAR, offset=here)
+    if said[0].startswith("the "):  # what is no head is found by the digest
+        said = sent(pod, TAR, offset=missing(pod, {DIGEST: SIZE})[DIGEST])
+    assert said == [f"{DIGEST} is here (2.9 MiB)"]
+    assert pod.unpacked(DIGEST) == TAR
+
+
+def test_killed_while_it_was_taken_apart(pod: PodDirectory) -> None:
+    missing(pod, {DIGEST: SIZE})
+    pod.staged(DIGEST, ".tar.part").write_bytes(TAR[:9000])
+    pod.staged(DIGEST, ".weights").write_bytes(TAR[START:5000])
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 5000}
+    sent(pod, TAR, offset=5000)
+    assert pod.unpacked(DIGEST) == TAR
+
+
+def test_a_part_of_an_older_podctl_goes_on_as_a_tar(pod: PodDirectory) -> None:
+    missing(pod, {DIGEST: SIZE})
+    pod.staged(DIGEST, ".tar.part").write_bytes(TAR[:2_000_000])
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 2_000_000}
+    sent(pod, TAR, offset=2_000_000)
+    assert (pod.unpacked(DIGEST), staged(pod)) == (TAR, {})
+
+
+def test_what_goes_on_is_not_abandoned_and_what_does_not_is(pod: PodDirectory) -> None:
+    sent(pod, TAR, until=2_000_000)
+    for suffix in (".tar.part", ".weights"):
+        os.utime(pod.staged(DIGEST, suffix), (time.time() - 8 * 86400,) * 2)
+    sent(pod, TAR, offset=2_000_000, until=2_000_001)
+    pod.run("gc")
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 2_000_001}
+
+    for path in (pod.root / "staging").iterdir():
+        os.utime(path, (time.time() - 8 * 86400,) * 2)
+    pod.run("gc")
+    assert list((pod.root / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513])
+def test_the_shape_of_a_bundle(size: int) -> None:
+    tar = bundle(BYTES[:700], b"x" * size)
+    start = 1024 + -(-size // 512) * 512
+    assert tars.shape_of(tar) == tars.shape_of(tar[:start]) == tars.Shape(size, start, 700)
+    assert tars.Shape(size, start, 700).size == len(tar)
+    assert tars.shape_of(tar[: start - 1]) is None
+
+
+def test_only_a_head_in_the_programs_own_form_has_a_shape() -> None:
+    tar = bundle(BYTES[:700], b"{}")[:START]
+    free = range(512, 514)  # the configuration's own bytes
+    for position in sorted(set(range(START)) - set(free)):
+        other = bytearray(tar)
+        other[position] ^= 1
+        assert tars.shape_of(bytes(other)) is None, position
+    for size in (b"-0000000001\0", b"\x80" + bytes(10) + b"\x07", b"\0" * 12, b"7 000000001\0"):
+        assert tars.shape_of(header(CONFIG, size) + tar[512:]) is None
+        assert tars.shape_of(tar[:1024] + header(WEIGHTS, size)) is None
