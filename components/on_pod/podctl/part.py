@@ -17,6 +17,7 @@ from .store import Store
 
 TAR = ".tar.part"  # of a tar that is taken apart: what comes before the weights
 WEIGHTS = ".weights"
+TO_DISK = 8 * 1024 * 1024  # bytes of the weights that go to the disk at a time
 HEAD_MOST = files.PIECE  # bytes; a tar with more of them before its weights is not taken apart
 
 
@@ -30,6 +31,7 @@ class Part:
         self.store, self.hexdigest, self.size, self.held = store, hexdigest, size, held
         self.shape: Optional[tars.Shape] = None
         self.weights: Any = None
+        self.to_disk = 0  # bytes of the weights that are on the disk, or on their way there
         self.tar = self.file(TAR)
         os.utime(self.tar.fileno())  # an old one that goes on is not abandoned
 
@@ -53,6 +55,7 @@ class Part:
         here = tars.hash_file(self.tar.fileno(), self.digest)
         if self.shape is not None:
             here += tars.hash_file(self.weights.fileno(), self.digest)
+            self.to_disk = here - self.shape.start
         self.digest.update(bytes(at - here))  # behind the weights are only zeros
 
     def take(self, view: memoryview) -> None:
@@ -67,6 +70,7 @@ class Part:
         if shape is not None:
             self.weights = self.file(WEIGHTS)
             self.weights.truncate(0)
+            self.to_disk = 0
             came = os.pread(self.tar.fileno(), self.at - shape.start, shape.start)
             self.put(shape, shape.start, memoryview(came))
             self.tar.truncate(shape.start)
@@ -75,6 +79,12 @@ class Part:
     def put(self, shape: tars.Shape, begin: int, view: memoryview) -> None:
         of_weights = max(0, shape.start + shape.weights - begin)
         write(self.weights, view[:of_weights])
+        came = min(self.at - shape.start, shape.weights)
+        if came - self.to_disk >= TO_DISK:
+            # What is on its way to the disk already need not be waited for at the end. It is what this does to pages
+            # that were just written, which stay in memory.
+            os.posix_fadvise(self.weights.fileno(), self.to_disk, came - self.to_disk, os.POSIX_FADV_DONTNEED)
+            self.to_disk = came
         if any(view[of_weights:]):
             drop(self.store, self.hexdigest)
             raise Refusal(
