@@ -30,8 +30,7 @@ def install(store: Store, engine: str, generation: Generation) -> Trial:
     if not proxy.proxy_stands(store, engine, generation.document):
         proxy.remove_proxy(store, engine)  # it may have the port that the engine is to have
     files.write_file(store.unit_file(engine), generation.text.encode("utf-8"))
-    programs.systemctl("daemon-reload")
-    programs.systemctl("enable", unit)
+    programs.enable(unit)
     programs.systemctl("reset-failed", unit)  # fails where the unit was never loaded
     files.unlink(os.path.join(generation.path, "stale"))
     ran = programs.systemctl_job("restart", unit)
@@ -159,7 +158,7 @@ def verb_activate(store: Store, document: Document) -> Document:
             fault = proof.await_ready(store, engine, document, running, loaded=True)
             if not fault:
                 if not programs.is_enabled(unit_name(engine)):
-                    programs.systemctl("enable", unit_name(engine))
+                    programs.enable(unit_name(engine))
                 found: Document = {}
                 proxy.renew_proxy(store, engine, current.document, document)
                 if not probed_for(current.document, document):

@@ -94,6 +94,12 @@ class Trial(NamedTuple):
     complaint: str
 
 
+def enable(unit: str) -> None:
+    """Has the unit started at boot, and its text read anew: at once, since a reload takes most of the time of both."""
+    systemctl("enable", "--no-reload", unit)
+    systemctl("daemon-reload")
+
+
 def is_enabled(unit: str) -> bool:
     return systemctl("is-enabled", unit).out.strip() == "enabled"
 

@@ -75,8 +75,7 @@ def start_proxy(store: Store, engine: str, document: Document) -> None:
             files.unlink(path)
         else:
             files.write_file(path, data)
-    programs.systemctl("daemon-reload")
-    programs.systemctl("enable", unit)
+    programs.enable(unit)
     programs.systemctl("reset-failed", unit)
     programs.systemctl_job("restart", unit)
 

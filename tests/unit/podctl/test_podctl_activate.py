@@ -19,7 +19,7 @@ from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_systemd import FakeSystemd, FakeUnit, serve
 from tests.unit.podctl.pods import PodDirectory, bundle, digest_of, mode
 
-RESTART = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
+RESTART = [f"enable --no-reload {UNIT}", "daemon-reload", f"reset-failed {UNIT}", f"restart {UNIT}"]
 KILL = [f"--no-block stop {UNIT}", f"kill --signal=KILL {UNIT}"]
 SERVES = f"{UNIT} serves 2 models"
 TAKEN_AWAY = [f"disable --now {UNIT}", f"reset-failed {UNIT}", "daemon-reload"]

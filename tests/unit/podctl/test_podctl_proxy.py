@@ -23,8 +23,8 @@ from tests.unit.podctl.pods import Answer, PodDirectory, mode
 
 PROXY = "lora-pods-prod-base-1-proxy.service"
 KEY = "sesame"
-START_ENGINE = ["daemon-reload", f"enable {UNIT}", f"reset-failed {UNIT}", f"restart {UNIT}"]
-START_PROXY = ["daemon-reload", f"enable {PROXY}", f"reset-failed {PROXY}", f"restart {PROXY}"]
+START_ENGINE = [f"enable --no-reload {UNIT}", "daemon-reload", f"reset-failed {UNIT}", f"restart {UNIT}"]
+START_PROXY = [f"enable --no-reload {PROXY}", "daemon-reload", f"reset-failed {PROXY}", f"restart {PROXY}"]
 REMOVE_PROXY = [f"disable --now {PROXY}", f"reset-failed {PROXY}", "daemon-reload"]
 
 
