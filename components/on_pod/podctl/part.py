@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import queue
+import threading
 from typing import Any, Iterator, Optional
 
 from . import files, tars
@@ -21,11 +23,43 @@ TO_DISK = 8 * 1024 * 1024  # bytes of the weights that go to the disk at a time
 HEAD_MOST = files.PIECE  # bytes; a tar with more of them before its weights is not taken apart
 
 
+class Digest:
+    """SHA-256 on a thread of its own, so that one core hashes what came while another takes what comes."""
+
+    WAITING = 2  # pieces, beside the one that is hashed
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+        self.pieces: "queue.Queue[Any]" = queue.Queue(self.WAITING)
+        self.thread: Optional[threading.Thread] = None
+
+    def update(self, piece: Any) -> None:
+        """Takes a piece whose bytes stay as they are until WAITING + 1 more were taken, or the end."""
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.work, daemon=True)
+            self.thread.start()
+        self.pieces.put(piece)
+
+    def work(self) -> None:
+        for piece in iter(self.pieces.get, None):
+            self.sha256.update(piece)
+
+    def end(self) -> None:
+        if self.thread is not None:
+            self.pieces.put(None)
+            self.thread.join()
+            self.thread = None
+
+    def hexdigest(self) -> str:
+        self.end()
+        return self.sha256.hexdigest()
+
+
 class Part:
     """What is here of a bundle, whose lock the caller holds. `begin` comes first."""
 
     at: int  # how many bytes are here
-    digest: "hashlib._Hash"  # of these
+    digest: Digest  # of these
 
     def __init__(self, store: Store, hexdigest: str, size: Optional[int], held: contextlib.ExitStack) -> None:
         self.store, self.hexdigest, self.size, self.held = store, hexdigest, size, held
@@ -42,7 +76,8 @@ class Part:
         """Keeps the first `at` bytes and forgets the others. Refuses where there are fewer."""
         if at > arrived(self.store, self.hexdigest, self.size):
             raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (self.hexdigest, at))
-        self.at, self.digest = at, hashlib.sha256()
+        self.at, self.digest = at, Digest()
+        self.held.callback(self.digest.end)
         self.shape = shape_here(self.store, self.hexdigest, self.size)
         if self.shape is not None and at >= self.shape.start:
             self.tar.truncate(self.shape.start)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import fcntl
+import itertools
 import json
 import os
 import threading
@@ -15,6 +16,7 @@ from .names import hex_of
 from .said import Refusal, human, say, shown
 from .store import Store
 
+F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python has its name since 3.10
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
 
 
@@ -48,7 +50,7 @@ def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
     return store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged))
 
 
-def is_right(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
+def is_right(store: Store, hexdigest: str, digest: part.Digest) -> bool:
     """Whether a part that has all its bytes has this digest. One of another is thrown away."""
     if digest.hexdigest() == hexdigest:
         return True
@@ -57,10 +59,11 @@ def is_right(store: Store, hexdigest: str, digest: "hashlib._Hash") -> bool:
 
 
 def pump(stream: BinaryIO, arriving: part.Part, limit: Optional[int]) -> int:
-    buffer = bytearray(files.PIECE)
-    view = memoryview(buffer)
+    """Takes what comes, up to `limit` bytes. -> how many came"""
     total = 0
-    while limit is None or total < limit:
+    for view in itertools.cycle([memoryview(bytearray(files.PIECE)) for _ in range(part.Digest.WAITING + 2)]):
+        if limit is not None and total >= limit:
+            break
         count = stream.readinto(view if limit is None else view[: limit - total])  # type: ignore[attr-defined]
         if not count:
             break
@@ -169,6 +172,8 @@ def check_room(store: Store, coming: Sequence[int], tars: Sequence[int] = ()) ->
 
 def verb_receive_all(store: Store, options: Any) -> Document:
     """A line of JSON saying which bundles come, then their bytes, one after the other; each is unpacked meanwhile."""
+    with contextlib.suppress(OSError):  # so that sshd decrypts on while this writes
+        fcntl.fcntl(options.stdin.fileno(), F_SETPIPE_SZ, files.PIECE)
     try:
         document = json.loads(options.stdin.readline().decode("utf-8"))
     except ValueError:

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import struct
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 from . import files
 from .said import Refusal, clean, shown
@@ -177,7 +177,7 @@ def check_with_tarfile(path: str, members: Sequence[Member], destination: str) -
         raise Refusal("Python's tarfile refuses the tar: %s" % error) from None
 
 
-def hash_file(fd: int, digest: "hashlib._Hash", end: Optional[int] = None) -> int:
+def hash_file(fd: int, digest: Any, end: Optional[int] = None) -> int:
     """Feeds the file's first `end` bytes (all, if None) to `digest`. -> how many there were."""
     position = 0
     while end is None or position < end:
