@@ -108,17 +108,19 @@ def unpack_arrived(store: Store, hexdigest: str, size: int) -> None:
     path, weights = store.staged(hexdigest, part.TAR), store.staged(hexdigest, part.WEIGHTS)
     shape = part.shape_here(store, hexdigest, size)
     if shape is None:
-        with store.lock("unpack"), open(path, "rb") as tar:
+        # What finds no room beside its tar would find none the next time: it comes again.
+        with store.lock("unpack"), files.no_remains(path), open(path, "rb") as tar:
             unpack_tar(store, hexdigest, path, tar.fileno(), hexdigest)
         return
 
     def move(aside: str) -> None:
         with open(path, "rb") as tar:
             write_member(tar.fileno(), Member(tars.MEMBERS[0], tars.BLOCK, shape.config), aside)
-        os.chmod(weights, 0o444)
         os.rename(weights, os.path.join(aside, tars.MEMBERS[1]))
+        os.chmod(os.path.join(aside, tars.MEMBERS[1]), 0o444)
 
-    files.fsync_file(weights)  # not while others wait for the lock
+    with part.or_dropped(store, hexdigest):
+        files.fsync_file(weights)  # not while others wait for the lock
     with store.lock("unpack"):
         if not store.has_blob(hexdigest, size):
             make_blob(store, hexdigest, move)

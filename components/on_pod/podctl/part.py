@@ -36,8 +36,9 @@ class Digest:
     def update(self, piece: Any) -> None:
         """Takes a piece whose bytes stay as they are until WAITING + 1 more were taken, or the end."""
         if self.thread is None:
-            self.thread = threading.Thread(target=self.work, daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self.work, daemon=True)
+            thread.start()
+            self.thread = thread
         self.pieces.put(piece)
 
     def work(self) -> None:
@@ -76,12 +77,16 @@ class Part:
         """Keeps the first `at` bytes and forgets the others. Refuses where there are fewer."""
         if at > arrived(self.store, self.hexdigest, self.size):
             raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (self.hexdigest, at))
+        if self.shape is not None:
+            self.weights.close()  # what is unlinked below would keep its room
+            self.digest.end()
         self.at, self.digest = at, Digest()
         self.held.callback(self.digest.end)
         self.shape = shape_here(self.store, self.hexdigest, self.size)
         if self.shape is not None and at >= self.shape.start:
             self.tar.truncate(self.shape.start)
             self.weights = self.file(WEIGHTS)
+            os.utime(self.weights.fileno())
             self.weights.truncate(min(at - self.shape.start, self.shape.weights))
         else:
             self.tar.truncate(at)
@@ -116,6 +121,8 @@ class Part:
         write(self.weights, view[:of_weights])
         came = min(self.at - shape.start, shape.weights)
         if came - self.to_disk >= TO_DISK:
+            if not self.to_disk:
+                os.fsync(self.tar.fileno())  # without it the weights are nobody's after a power cut
             # What is on its way to the disk already need not be waited for at the end. It is what this does to pages
             # that were just written, which stay in memory.
             os.posix_fadvise(self.weights.fileno(), self.to_disk, came - self.to_disk, os.POSIX_FADV_DONTNEED)
@@ -128,9 +135,20 @@ class Part:
 
     def keep(self) -> None:
         """Makes what is here outlast a power cut."""
-        os.fsync(self.tar.fileno())
-        if self.weights is not None:
-            os.fsync(self.weights.fileno())
+        with or_dropped(self.store, self.hexdigest):
+            os.fsync(self.tar.fileno())
+            if self.shape is not None:
+                os.fsync(self.weights.fileno())
+
+
+@contextlib.contextmanager
+def or_dropped(store: Store, hexdigest: str) -> Iterator[None]:
+    """Forgets a part that did not get to the disk: the next fsync would say nothing of what this one lost."""
+    try:
+        yield
+    except OSError:
+        drop(store, hexdigest)
+        raise
 
 
 @contextlib.contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -198,3 +200,20 @@ def test_only_a_head_in_the_programs_own_form_has_a_shape() -> None:
     for size in (b"-0000000001\0", b"\x80" + bytes(10) + b"\x07", b"\0" * 12, b"7 000000001\0"):
         assert tars.shape_of(header(CONFIG, size) + tar[512:]) is None
         assert tars.shape_of(tar[:1024] + header(WEIGHTS, size)) is None
+
+
+@pytest.mark.parametrize("until", [2_000_000, None], ids=["cut", "whole"])
+def test_what_did_not_get_to_the_disk_is_sent_again(
+    until: int | None, pod: PodDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system tells of bytes that it lost once: the next fsync succeeds, and they are in the cache alone."""
+
+    def lost(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix == ".weights":
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lost)
+        assert sent(pod, TAR, until=until) == ["podctl receive-all failed: this pod: Input/output error"]
+    assert (pod.blobs(), staged(pod)) == (set(), {})
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 0}
