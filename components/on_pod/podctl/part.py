@@ -61,14 +61,13 @@ class Part:
 
     at: int  # how many bytes are here
     digest: Digest  # of these
+    to_disk: int  # bytes of the weights that are on the disk, or on their way there
 
     def __init__(self, store: Store, hexdigest: str, size: Optional[int], held: contextlib.ExitStack) -> None:
         self.store, self.hexdigest, self.size, self.held = store, hexdigest, size, held
         self.shape: Optional[tars.Shape] = None
         self.weights: Any = None
-        self.to_disk = 0  # bytes of the weights that are on the disk, or on their way there
         self.tar = self.file(TAR)
-        os.utime(self.tar.fileno())  # an old one that goes on is not abandoned
 
     def file(self, suffix: str) -> Any:
         return self.held.enter_context(open(self.store.staged(self.hexdigest, suffix), "a+b", buffering=0))
@@ -80,13 +79,13 @@ class Part:
         if self.shape is not None:
             self.weights.close()  # what is unlinked below would keep its room
             self.digest.end()
-        self.at, self.digest = at, Digest()
+        self.at, self.to_disk, self.digest = at, 0, Digest()
         self.held.callback(self.digest.end)
         self.shape = shape_here(self.store, self.hexdigest, self.size)
+        # What is truncated is new, also where it keeps its size: one that goes on is not abandoned.
         if self.shape is not None and at >= self.shape.start:
             self.tar.truncate(self.shape.start)
             self.weights = self.file(WEIGHTS)
-            os.utime(self.weights.fileno())
             self.weights.truncate(min(at - self.shape.start, self.shape.weights))
         else:
             self.tar.truncate(at)
@@ -110,7 +109,6 @@ class Part:
         if shape is not None:
             self.weights = self.file(WEIGHTS)
             self.weights.truncate(0)
-            self.to_disk = 0
             came = os.pread(self.tar.fileno(), self.at - shape.start, shape.start)
             self.put(shape, shape.start, memoryview(came))
             self.tar.truncate(shape.start)

@@ -177,11 +177,11 @@ def check_with_tarfile(path: str, members: Sequence[Member], destination: str) -
         raise Refusal("Python's tarfile refuses the tar: %s" % error) from None
 
 
-def hash_file(fd: int, digest: Any, end: Optional[int] = None) -> int:
-    """Feeds the file's first `end` bytes (all, if None) to `digest`. -> how many there were."""
+def hash_file(fd: int, digest: Any) -> int:
+    """Feeds the file's bytes to `digest`. -> how many there were."""
     position = 0
-    while end is None or position < end:
-        piece = os.pread(fd, files.PIECE if end is None else min(files.PIECE, end - position), position)
+    while True:
+        piece = os.pread(fd, files.PIECE, position)
         if not piece:
             break
         digest.update(piece)
