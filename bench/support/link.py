@@ -36,7 +36,8 @@ class Link:
         self._cut_at = sent
 
     def mend(self) -> None:
-        self._cut_at, self.is_cut, self.sent = None, False, 0
+        with self._lock:
+            self._cut_at, self.is_cut, self.sent = None, False, 0
 
     def close(self) -> None:
         self._listener.close()
@@ -54,9 +55,6 @@ class Link:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            if self.is_cut:
-                near.close()
-                continue
             try:
                 far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
@@ -64,7 +62,14 @@ class Link:
                 continue
             for end in (near, far):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._open.add(end)
+            with self._lock:
+                let_through = not self.is_cut
+                if let_through:
+                    self._open |= {near, far}
+            if not let_through:
+                near.close()
+                far.close()
+                continue
             threading.Thread(target=self._pump, args=(near, far, 0), daemon=True).start()
             threading.Thread(target=self._pump, args=(far, near, 1), daemon=True).start()
 
@@ -72,14 +77,16 @@ class Link:
         with suppress(OSError):
             while piece := source.recv(CHUNK):
                 self._wait(len(piece), direction)
-                last = direction == 0 and self._count(len(piece))
+                if not self._passes(source, len(piece) if direction == 0 else 0):
+                    break  # a socket that was shut down still gives what it had received
                 target.sendall(piece)
-                if last:
+                if self.is_cut:
                     self._break()
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        self._open.discard(source)
+        with self._lock:
+            self._open.discard(source)
         source.close()
 
     def _wait(self, count: int, direction: int) -> None:
@@ -91,14 +98,18 @@ class Link:
         if left > 0.002:
             time.sleep(left)
 
-    def _count(self, count: int) -> bool:
-        """Whether these are the last bytes before the cut."""
+    def _passes(self, source: socket.socket, sent: int) -> bool:
+        """Whether what came from `source` came before a cut. Counts it."""
         with self._lock:
-            self.sent += count
+            if source not in self._open:
+                return False
+            self.sent += sent
             self.is_cut = self.is_cut or (self._cut_at is not None and self.sent >= self._cut_at)
-            return self.is_cut
+            return True
 
     def _break(self) -> None:
-        for end in list(self._open):
+        with self._lock:
+            ends, self._open = self._open, set()
+        for end in ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
