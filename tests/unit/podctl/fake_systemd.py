@@ -69,7 +69,7 @@ class FakeSystemd:
         if verb == "show" and rest[1] == "ExecStart":
             return Ran(0, f"ExecStart={{ path={PYTHON} ; argv[]={PYTHON} -m vllm ; }}\n" if self.vllm else "", "")
         if verb == "show" and rest[1] == "StateChangeTimestampMonotonic":
-            return Ran(0, f"StateChangeTimestampMonotonic={int((time.monotonic() - 3600) * 1e6)}\n", "")
+            return Ran(0, f"StateChangeTimestampMonotonic={int((time.monotonic() - 60) * 1e6)}\n", "")
         if verb == "show":
             return self._show(unit)
         if verb == "is-enabled":
