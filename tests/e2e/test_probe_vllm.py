@@ -22,7 +22,7 @@ from components.core.naming import blob_path, engine_key, unit_name
 from components.on_pod.boot import podctl_source
 from components.render import render_unit
 from tests.support.machines import MOST_EXPOSED, Machine, call, container_engine
-from tests.unit.podctl.pods import bundle, digest_of
+from tests.unit.podctl.pods import bundle, digest_of, head
 
 pytestmark = pytest.mark.vllm
 
@@ -82,9 +82,10 @@ def test_tells_what_applies_from_what_does_not(machine: Machine) -> None:
         }.items()
     }
     digests = {model: digest_of(tar) for model, tar in tars.items()}
-    for model, tar in tars.items():
-        assert run_podctl(machine, "receive", digests[model], "--size", str(len(tar)), stdin=tar).status == 0
-        assert run_podctl(machine, "unpack", digests[model], "--ref", f"{STACK}/{model}").status == 0
+    sent = head(*((digest_of(tar), len(tar), 0) for tar in tars.values())) + b"".join(tars.values())
+    assert run_podctl(machine, "receive-all", stdin=sent).status == 0
+    placed = {"stack": STACK, "base": BASE, "models": digests}
+    assert run_podctl(machine, "place", stdin=json.dumps(placed).encode()).status == 0
 
     def activate(allowed: list[str], *models: str) -> Ran:
         plan = plan_engine(

@@ -147,7 +147,7 @@ def test_killed_in_mid_transfer_the_old_file_is_there_and_no_byte_is_sent_twice(
     old, blobs = served_weights(machine, "large"), machine.run("ls", BLOBS)
     filled_adapter(deployed.adapters / "large", 3, LARGE)
 
-    held = goes_down(deployed, machine, "receive-all", f"{STAGING}/*.weights", size=LARGE // 2 * MIB)
+    held = goes_down(deployed, machine, "receive-all", f"{STAGING}/*.part/*.safetensors", size=LARGE // 2 * MIB)
 
     assert served_weights(machine, "large") == old
     assert machine.run("sha256sum", file(deployed, "large")).split()[0] == old

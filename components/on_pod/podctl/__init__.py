@@ -6,14 +6,14 @@ Every verb means "make it so": running it again finds nothing to do. One JSON li
 stderr; a failure is one plain sentence on stderr (detail lines may follow) and exit 1, bad usage is exit 2.
 Verbs that take a document read one JSON object from stdin. The first run comes in the document itself, which is
 piped to the line in `boot.py`: that calls this text with the document as the global DOCUMENT.
-A bundle comes over stdin (`receive`, `receive-all`) or from a store (`fetch`, by a URL that is a secret), with either
-into the same part, so that one goes on where the other was cut, and is a blob as soon as it is whole (`receive` leaves
-it staged as a tar, for `unpack` or `place`).
+A bundle comes over stdin (`receive-all`) or from a store (`fetch`, by a URL that is a secret), with either into the
+same part, so that one goes on where the other was cut, and is a blob as soon as it is whole.
 
     ROOT/bin/podctl-<12 hex>.py, podctl      this program; by the short name, for people, the newest
-    ROOT/staging/<hex>.tar.part, .weights    a bundle on its way: what comes before its weights, and these; <hex>.tar:
-                                             one that is whole; <hex>[.<n>].claim: promised to a coming `place`;
-                                             <hex>.altered: a blob whose bytes are others now, to be sent again
+    ROOT/staging/<hex>.tar.part, .part/      a bundle on its way: what comes before its weights, and the blob that they
+                                             come into; <hex>.tar: a whole one, which an older podctl left to `place`;
+                                             <hex>[.<n>].claim: promised to a coming `place`; <hex>.altered: a blob
+                                             whose bytes are others now, to be sent again
     ROOT/blobs/sha256/<hex>/                 unpacked bundles: read-only, complete or absent
     ROOT/refs/<stack>/<model>                which digest a model holds: what may not be collected
     ROOT/secrets/<engine>.<revision>.env     root-only: what `secrets` was told, and what a generation may go back to

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import time
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Dict, List, Set
 
 from . import files, part, tars, units, waiting
 from .documents import Document, field
@@ -49,7 +49,7 @@ def collect(store: Store) -> List[str]:
     for name in files.listed(store.path("staging")):
         path = store.path("staging", name)
         match = re.fullmatch(
-            r"([0-9a-f]{64})\.(tar|tar\.part|weights|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name
+            r"([0-9a-f]{64})\.(tar|tar\.part|part|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name
         )
         if match is None:
             continue
@@ -105,7 +105,7 @@ def unpack_arrived(store: Store, hexdigest: str, size: int) -> None:
 
     The receiver holds the bundle's lock. Until the blob is placed, the promise of `missing` keeps it.
     """
-    path, weights = store.staged(hexdigest, part.TAR), store.staged(hexdigest, part.WEIGHTS)
+    path, apart = store.staged(hexdigest, part.TAR), store.staged(hexdigest, part.APART)
     shape = part.shape_here(store, hexdigest, size)
     if shape is None:
         # What finds no room beside its tar would find none the next time: it comes again.
@@ -113,17 +113,16 @@ def unpack_arrived(store: Store, hexdigest: str, size: int) -> None:
             unpack_tar(store, hexdigest, path, tar.fileno(), hexdigest)
         return
 
-    def move(aside: str) -> None:
-        with open(path, "rb") as tar:
-            write_member(tar.fileno(), Member(tars.MEMBERS[0], tars.BLOCK, shape.config), aside)
-        os.rename(weights, os.path.join(aside, tars.MEMBERS[1]))
-        os.chmod(os.path.join(aside, tars.MEMBERS[1]), 0o444)
-
-    with part.or_dropped(store, hexdigest):
-        files.fsync_file(weights)  # not while others wait for the lock
+    config, weights = (os.path.join(apart, member) for member in tars.MEMBERS)
+    with part.or_dropped(store, hexdigest), open(path, "rb") as tar:  # not while others wait for the lock
+        files.unlink(config)  # a run that was killed may have left it
+        write_member(tar.fileno(), Member(tars.MEMBERS[0], tars.BLOCK, shape.config), apart)
+        os.chmod(weights, 0o444)
+        files.fsync_file(weights)
+        files.fsync_dir(apart)
     with store.lock("unpack"):
         if not store.has_blob(hexdigest, size):
-            make_blob(store, hexdigest, move)
+            make_blob(store, hexdigest, apart)
     part.drop(store, hexdigest)
 
 
@@ -141,11 +140,14 @@ def unpack_tar(store: Store, hexdigest: str, path: str, tar: int, found: str) ->
         files.unlink(path)
         raise Refusal("sha256:%s is refused and removed: %s" % (hexdigest, refusal)) from None
 
-    def write(aside: str) -> None:
+    aside = store.staged(hexdigest, ".new")
+    files.remove_tree(aside)
+    with files.no_remains(aside):
+        os.mkdir(aside, 0o755)
         for member in members:
             write_member(tar, member, aside)
-
-    make_blob(store, hexdigest, write)
+        files.fsync_dir(aside)
+    make_blob(store, hexdigest, aside)
     files.unlink(path)
     return True
 
@@ -160,14 +162,8 @@ def write_member(tar: int, member: Member, directory: str) -> None:
         os.close(fd)
 
 
-def make_blob(store: Store, hexdigest: str, fill: Callable[[str], object]) -> None:
-    """Makes a blob of the directory that `fill` puts both files into, fsynced and read-only."""
-    aside = store.staged(hexdigest, ".new")
-    files.remove_tree(aside)
-    with files.no_remains(aside):
-        os.mkdir(aside, 0o755)
-        fill(aside)
-        files.fsync_dir(aside)
+def make_blob(store: Store, hexdigest: str, aside: str) -> None:
+    """Makes a blob of a directory in staging, which has both files, read-only, and is fsynced with them."""
     blob = store.blob(hexdigest)
     files.make_dirs(os.path.dirname(blob))
     if os.path.lexists(blob):
@@ -181,18 +177,6 @@ def make_blob(store: Store, hexdigest: str, fill: Callable[[str], object]) -> No
     files.fsync_dir(os.path.dirname(blob))
     files.unlink(store.staged(hexdigest, ".altered"))
     files.fsync_dir(store.path("staging"))  # before the tar goes: a mark that came back would ask for it again
-
-
-def verb_unpack(store: Store, options: Any) -> Document:
-    """Checks and unpacks a received bundle for one model."""
-    stack, _, model = options.ref.partition("/")
-    ref = Ref(name_of(stack, "stack"), name_of(model, "model"), options.digest, None)
-    hexdigest = hex_of(options.digest)
-    store.make_staging()
-    with store.lock("unpack"):
-        unpacked = unpack(store, hexdigest)
-        store.set_ref(ref)
-    return {"digest": options.digest, "ref": options.ref, "unpacked": unpacked}
 
 
 def verb_place(store: Store, document: Document) -> Document:

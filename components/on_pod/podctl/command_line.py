@@ -22,9 +22,6 @@ DOCUMENT_VERBS: Dict[str, Callable[[Store, Document], Document]] = {
     "activate": activation.verb_activate,
 }
 OPTION_VERBS: Dict[str, Callable[[Store, Any], Document]] = {
-    "have": receiving.verb_have,
-    "receive": receiving.verb_receive,
-    "unpack": blobs.verb_unpack,
     "receive-all": receiving.verb_receive_all,
     "unplace": blobs.verb_unplace,
     "gc": blobs.verb_gc,
@@ -48,13 +45,6 @@ def parse(argv: Sequence[str]) -> Any:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, function in [*DOCUMENT_VERBS.items(), *OPTION_VERBS.items()]:
         sub = verbs.add_parser(verb, help=(function.__doc__ or "").partition("\n")[0])
-        if verb in ("have", "receive", "unpack"):
-            sub.add_argument("digest", metavar="sha256:HEX")
-        if verb == "receive":
-            sub.add_argument("--size", type=int)
-            sub.add_argument("--offset", type=int, default=0)
-        if verb == "unpack":
-            sub.add_argument("--ref", required=True, metavar="STACK/MODEL")
         if verb == "unplace":
             sub.add_argument("--stack", required=True)
             sub.add_argument("--base", required=True)

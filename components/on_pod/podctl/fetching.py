@@ -242,7 +242,7 @@ class Fetches:
                     kept = part.arrived(self.store, hexdigest, wanted.size)
                     arriving.begin(kept)
                     self.complete(arriving, wanted, line)
-                if receiving.is_right(self.store, hexdigest, arriving.digest):
+                if arriving.is_right():
                     with self.unpacking:
                         blobs.unpack_arrived(self.store, hexdigest, wanted.size)
                     return True
@@ -484,6 +484,5 @@ def verb_fetch(store: Store, document: Document) -> Document:
         one = Wanted.of(bundle)
         wanted.setdefault(one.hexdigest, one)
     store.make_staging()
-    to_come = [one for one in wanted.values() if not receiving.is_here(store, one.hexdigest, one.size)]
-    receiving.check_room(store, [max(0, one.size - part.arrived(store, one.hexdigest, one.size)) for one in to_come])
+    receiving.check_room(store, {one.hexdigest: one.size for one in wanted.values()})
     return {"fetched": Fetches(store, list(wanted.values())).run()}

@@ -18,9 +18,11 @@ from .said import Refusal
 from .store import Store
 
 TAR = ".tar.part"  # of a tar that is taken apart: what comes before the weights
-WEIGHTS = ".weights"
+APART = ".part"  # the directory that will be the blob
+WEIGHTS = os.path.join(APART, tars.MEMBERS[1])
 TO_DISK = 8 * 1024 * 1024  # bytes of the weights that go to the disk at a time
 HEAD_MOST = files.PIECE  # bytes; a tar with more of them before its weights is not taken apart
+KILLED_WITH = HEAD_MOST + files.PIECE  # bytes; the tar of one that was killed as it was about to be taken apart
 
 
 class Digest:
@@ -62,8 +64,9 @@ class Part:
     at: int  # how many bytes are here
     digest: Digest  # of these
     to_disk: int  # bytes of the weights that are on the disk, or on their way there
+    hides: bool  # bytes behind the weights, where a bundle has zeros
 
-    def __init__(self, store: Store, hexdigest: str, size: Optional[int], held: contextlib.ExitStack) -> None:
+    def __init__(self, store: Store, hexdigest: str, size: int, held: contextlib.ExitStack) -> None:
         self.store, self.hexdigest, self.size, self.held = store, hexdigest, size, held
         self.shape: Optional[tars.Shape] = None
         self.weights: Any = None
@@ -74,28 +77,42 @@ class Part:
 
     def begin(self, at: int) -> None:
         """Keeps the first `at` bytes and forgets the others. Refuses where there are fewer."""
-        if at > arrived(self.store, self.hexdigest, self.size):
+        here = arrived(self.store, self.hexdigest, self.size)
+        if at > here:
+            if not here:
+                drop(self.store, self.hexdigest)  # else an empty file would stay
             raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (self.hexdigest, at))
         if self.shape is not None:
-            self.weights.close()  # what is unlinked below would keep its room
+            self.weights.close()  # what is removed below would keep its room
             self.digest.end()
-        self.at, self.to_disk, self.digest = at, 0, Digest()
+        self.at, self.to_disk, self.hides, self.digest = at, 0, False, Digest()
         self.held.callback(self.digest.end)
         self.shape = shape_here(self.store, self.hexdigest, self.size)
         # What is truncated is new, also where it keeps its size: one that goes on is not abandoned.
         if self.shape is not None and at >= self.shape.start:
             self.tar.truncate(self.shape.start)
-            self.weights = self.file(WEIGHTS)
+            self.open_weights()
             self.weights.truncate(min(at - self.shape.start, self.shape.weights))
+            os.utime(self.store.staged(self.hexdigest, APART))
         else:
             self.tar.truncate(at)
             self.shape = None
-            files.unlink(self.store.staged(self.hexdigest, WEIGHTS))
+            files.remove_tree(self.store.staged(self.hexdigest, APART))
         here = tars.hash_file(self.tar.fileno(), self.digest)
         if self.shape is not None:
             here += tars.hash_file(self.weights.fileno(), self.digest)
             self.to_disk = here - self.shape.start
+        elif at <= KILLED_WITH:
+            self.take_apart()
         self.digest.update(bytes(at - here))  # behind the weights are only zeros
+
+    def open_weights(self) -> None:
+        path = self.store.staged(self.hexdigest, WEIGHTS)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o755)
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(path, 0o600)  # who was killed may have made them read-only, as in a blob
+        self.weights = self.file(WEIGHTS)
 
     def take(self, view: memoryview) -> None:
         """Adds the bytes that came."""
@@ -105,9 +122,14 @@ class Part:
             self.put(self.shape, begin, view)
             return
         write(self.tar, view)
-        shape = shape_of(self.tar.fileno(), self.size) if begin < HEAD_MOST else None
+        if begin < HEAD_MOST:
+            self.take_apart()
+
+    def take_apart(self) -> None:
+        """Moves what is in the tar of the weights to their file, once what is there says where they begin."""
+        shape = shape_of(self.tar.fileno(), self.size)
         if shape is not None:
-            self.weights = self.file(WEIGHTS)
+            self.open_weights()
             self.weights.truncate(0)
             came = os.pread(self.tar.fileno(), self.at - shape.start, shape.start)
             self.put(shape, shape.start, memoryview(came))
@@ -125,11 +147,21 @@ class Part:
             # that were just written, which stay in memory.
             os.posix_fadvise(self.weights.fileno(), self.to_disk, came - self.to_disk, os.POSIX_FADV_DONTNEED)
             self.to_disk = came
-        if any(view[of_weights:]):
-            drop(self.store, self.hexdigest)
+        self.hides = self.hides or any(view[of_weights:])
+
+    def is_right(self) -> bool:
+        """Whether all the bytes that came have the digest. Those of another are thrown away.
+
+        Raises Refusal where they have it and are no bundle.
+        """
+        if self.digest.hexdigest() == self.hexdigest and not self.hides:
+            return True
+        drop(self.store, self.hexdigest)
+        if self.digest.hexdigest() == self.hexdigest:
             raise Refusal(
                 "sha256:%s is refused and removed: the tar goes on after the end of its weights" % self.hexdigest
             )
+        return False
 
     def keep(self) -> None:
         """Makes what is here outlast a power cut."""
@@ -137,6 +169,8 @@ class Part:
             os.fsync(self.tar.fileno())
             if self.shape is not None:
                 os.fsync(self.weights.fileno())
+                files.fsync_dir(self.store.staged(self.hexdigest, APART))
+            files.fsync_dir(self.store.path("staging"))
 
 
 @contextlib.contextmanager
@@ -150,15 +184,15 @@ def or_dropped(store: Store, hexdigest: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(store: Store, hexdigest: str, size: Optional[int]) -> Iterator[Part]:
+def opened(store: Store, hexdigest: str, size: int) -> Iterator[Part]:
     """The part of a bundle, with bytes here or none; of `size` bytes, or of a size that nobody knows."""
     with contextlib.ExitStack() as held:
-        for suffix in (TAR, WEIGHTS):
+        for suffix in (TAR, APART):
             held.enter_context(files.no_remains(store.staged(hexdigest, suffix)))
         yield Part(store, hexdigest, size, held)
 
 
-def arrived(store: Store, hexdigest: str, size: Optional[int]) -> int:
+def arrived(store: Store, hexdigest: str, size: int) -> int:
     """How many bytes of a bundle are here to go on from. Behind the weights are zeros, which need not come."""
     shape = shape_here(store, hexdigest, size)
     if shape is None:
@@ -167,7 +201,7 @@ def arrived(store: Store, hexdigest: str, size: Optional[int]) -> int:
     return shape.start + weights if weights < shape.weights else shape.size
 
 
-def shape_here(store: Store, hexdigest: str, size: Optional[int]) -> Optional[tars.Shape]:
+def shape_here(store: Store, hexdigest: str, size: int) -> Optional[tars.Shape]:
     """The shape of a part that is being taken apart, None of any other."""
     if store.staged_bytes(hexdigest, WEIGHTS) is None:
         return None
@@ -176,14 +210,24 @@ def shape_here(store: Store, hexdigest: str, size: Optional[int]) -> Optional[ta
     return None
 
 
-def shape_of(tar: int, size: Optional[int]) -> Optional[tars.Shape]:
+def shape_of(tar: int, size: int) -> Optional[tars.Shape]:
     shape = tars.shape_of(os.pread(tar, HEAD_MOST, 0))
     return shape if shape is not None and shape.size == size else None
 
 
+def on_disk(store: Store, hexdigest: str) -> int:
+    """How many bytes a part takes there, also what nothing can go on from: that goes when the bundle comes."""
+    return sum(store.staged_bytes(hexdigest, suffix) or 0 for suffix in (TAR, WEIGHTS))
+
+
+def stays_tar(store: Store, hexdigest: str) -> bool:
+    """Whether a part is a tar that is not taken apart any more, as of another form or of an older podctl."""
+    return store.staged_bytes(hexdigest, WEIGHTS) is None and on_disk(store, hexdigest) > KILLED_WITH
+
+
 def drop(store: Store, hexdigest: str) -> None:
-    for suffix in (WEIGHTS, TAR):
-        files.unlink(store.staged(hexdigest, suffix))
+    files.remove_tree(store.staged(hexdigest, APART))
+    files.unlink(store.staged(hexdigest, TAR))
 
 
 def write(file: Any, view: memoryview) -> None:

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import threading
-from typing import Any, BinaryIO, Optional, Sequence
+from typing import Any, BinaryIO, Mapping, Optional
 
 from . import blobs, files, part
 from .documents import Document, field, optional
@@ -20,23 +20,23 @@ F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python has its name since 3.10
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
 
 
-def take(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int, apart: bool = True) -> int:
-    """Takes one bundle's bytes from `stream` into its part: those after `offset`, up to `size` (to the end, if None).
+def take(store: Store, stream: BinaryIO, hexdigest: str, size: int, offset: int) -> int:
+    """Takes one bundle's bytes from `stream` into its part: those after `offset`, up to `size`.
 
-    It stays a tar unless `apart`. The caller holds the bundle's lock. The first `offset` bytes must be here from an
-    earlier try. What arrives is kept for the next try unless the stream held everything and the digest is wrong.
+    The caller holds the bundle's lock. The first `offset` bytes must be here from an earlier try. What arrives is kept
+    for the next try unless the stream held everything and the digest is wrong.
     -> bytes taken
     """
-    with part.opened(store, hexdigest, size if apart else None) as arriving:
+    with part.opened(store, hexdigest, size) as arriving:
         arriving.begin(offset)
-        count = pump(stream, arriving, None if size is None else size - offset)
-        if size is not None and arriving.at < size:
+        count = pump(stream, arriving, size - offset)
+        if arriving.at < size:
             arriving.keep()  # of a whole bundle the blob will be
             raise Refusal(
                 "the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
                 % (arriving.at, size, hexdigest)
             )
-    if not is_right(store, hexdigest, arriving.digest):
+    if not arriving.is_right():
         raise Refusal(
             "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
             % (arriving.at, hexdigest, arriving.digest.hexdigest())
@@ -44,27 +44,18 @@ def take(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], of
     return count
 
 
-def is_here(store: Store, hexdigest: str, size: Optional[int]) -> bool:
+def is_here(store: Store, hexdigest: str, size: int) -> bool:
     """Whether a bundle is unpacked, or has arrived whole."""
-    staged = store.staged_bytes(hexdigest)
-    return store.has_blob(hexdigest, size) or (staged is not None and size in (None, staged))
+    return store.has_blob(hexdigest, size) or store.staged_bytes(hexdigest) == size
 
 
-def is_right(store: Store, hexdigest: str, digest: part.Digest) -> bool:
-    """Whether a part that has all its bytes has this digest. One of another is thrown away."""
-    if digest.hexdigest() == hexdigest:
-        return True
-    part.drop(store, hexdigest)
-    return False
-
-
-def pump(stream: BinaryIO, arriving: part.Part, limit: Optional[int]) -> int:
+def pump(stream: BinaryIO, arriving: part.Part, limit: int) -> int:
     """Takes what comes, up to `limit` bytes. -> how many came"""
     total = 0
     for view in itertools.cycle([memoryview(bytearray(files.PIECE)) for _ in range(part.Digest.WAITING + 2)]):
-        if limit is not None and total >= limit:
+        if total >= limit:
             break
-        count = stream.readinto(view if limit is None else view[: limit - total])  # type: ignore[attr-defined]
+        count = stream.readinto(view[: limit - total])  # type: ignore[attr-defined]
         if not count:
             break
         arriving.take(view[:count])
@@ -81,43 +72,6 @@ def drain(stream: BinaryIO, count: int) -> None:
         count -= len(piece)
 
 
-def verb_have(store: Store, options: Any) -> Document:
-    """Whether a bundle is unpacked here, and how many bytes of its tar are."""
-    hexdigest = hex_of(options.digest)
-    staged = store.staged_bytes(hexdigest)
-    if staged is None:
-        staged = store.staged_bytes(hexdigest, part.TAR) or 0
-    return {"digest": options.digest, "have": store.has_blob(hexdigest), "staged": staged}
-
-
-def verb_receive(store: Store, options: Any) -> Document:
-    """Takes one bundle from stdin."""
-    hexdigest = hex_of(options.digest)
-    have = store.has_blob(hexdigest, options.size)
-    received = 0 if have else receive(store, options.stdin, hexdigest, options.size, options.offset)
-    if options.size is not None and not have and options.stdin.read(1):
-        files.unlink(store.staged(hexdigest))
-        raise Refusal(
-            "more than the %d bytes declared arrived as sha256:%s: they are thrown away" % (options.size, hexdigest)
-        )
-    return {"digest": options.digest, "have": have, "received": received}
-
-
-def receive(store: Store, stream: BinaryIO, hexdigest: str, size: Optional[int], offset: int) -> int:
-    """Takes one bundle and leaves it staged. -> bytes taken; 0 if it was here already"""
-    store.make_staging()
-    path = store.staged(hexdigest, part.TAR)
-    with store.hold("receive", store.staged(hexdigest, ".lock")):
-        if is_here(store, hexdigest, size):
-            drain(stream, 0 if size is None else size - offset)
-            return 0
-        count = take(store, stream, hexdigest, size, offset, apart=False)
-        files.fsync_file(path)
-        os.rename(path, store.staged(hexdigest))
-        files.fsync_dir(store.path("staging"))
-        return count
-
-
 def verb_missing(store: Store, document: Document) -> Document:
     """Which bundles must be sent, from which byte on; all are promised to the `place` of this `engine` that follows."""
     sizes = {}
@@ -129,7 +83,6 @@ def verb_missing(store: Store, document: Document) -> Document:
     store.make_staging()
     with store.lock("missing"):
         missing = {}
-        tars = []
         for hexdigest, size in sizes.items():
             # Also of what is yet to come: another stack may place it first, and let it go again.
             with open(store.claim(hexdigest, engine), "wb"):  # a power cut ends the promise: so be it
@@ -137,26 +90,32 @@ def verb_missing(store: Store, document: Document) -> Document:
             if store.has_blob(hexdigest, size):
                 continue
             if store.staged_bytes(hexdigest) == size:
-                tars.append(size)
                 os.utime(store.staged(hexdigest))
                 continue
             here = part.arrived(store, hexdigest, size)
             missing[hexdigest] = here if here <= size else 0
-    free = check_room(store, [sizes[h] - offset for h, offset in missing.items()], tars)
+    free = check_room(store, sizes)
     return {"missing": {"sha256:" + h: offset for h, offset in missing.items()}, "freeBytes": free}
 
 
-def check_room(store: Store, coming: Sequence[int], tars: Sequence[int] = ()) -> int:
-    """Refuses bundles of which so many bytes are still to come, where the disk cannot take them; and bundles of these
-    sizes that are here as tars, and are unpacked one after the other, each tar going when its blob is there.
+def check_room(store: Store, bundles: Mapping[str, int]) -> int:
+    """Refuses bundles of these sizes where the disk cannot take what is still to come of them.
 
+    Those that are tars are unpacked one after the other, each tar going when its blob is there.
     -> the bytes that are free
     """
     disk = os.statvfs(store.root)
     free = disk.f_bavail * disk.f_frsize
-    sizes = [*coming, *tars]
-    needed = sum(coming) + max(tars, default=0) + SPARE_BYTES
-    if any(sizes) and needed > free:
+    sizes = {hexdigest: size for hexdigest, size in bundles.items() if not store.has_blob(hexdigest, size)}
+    coming, largest_tar = 0, 0
+    for hexdigest, size in sizes.items():
+        whole = store.staged_bytes(hexdigest) == size
+        if not whole:
+            coming += max(0, size - part.on_disk(store, hexdigest))
+        if whole or part.stays_tar(store, hexdigest):
+            largest_tar = max(largest_tar, size)
+    needed = coming + largest_tar + SPARE_BYTES
+    if any(sizes.values()) and needed > free:
         raise Refusal(
             "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
             % (store.root, human(free), human(needed))
@@ -185,7 +144,7 @@ def verb_receive_all(store: Store, options: Any) -> Document:
             raise Refusal("the document's offset %d is not within a bundle of %d bytes" % (offset, size))
         plan.append((hex_of(field(bundle, "digest", str)), size, offset))
     store.make_staging()
-    check_room(store, [size - offset for hexdigest, size, offset in plan if not is_here(store, hexdigest, size)])
+    check_room(store, {hexdigest: size for hexdigest, size, _ in plan})
     received = dict.fromkeys(("sha256:" + hexdigest for hexdigest, _, _ in plan), 0)
     with Unpacking(store) as unpacking:
         for hexdigest, size, offset in plan:

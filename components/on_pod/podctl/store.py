@@ -79,7 +79,7 @@ class Store:
     def staged_bytes(self, hexdigest: str, suffix: str = ".tar") -> Optional[int]:
         try:
             return os.stat(self.staged(hexdigest, suffix)).st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def refs(self) -> List[Ref]:

@@ -87,6 +87,12 @@ def digest_of(tar: bytes) -> str:
     return "sha256:" + hashlib.sha256(tar).hexdigest()
 
 
+def head(*bundles: tuple[str, int, int]) -> bytes:
+    """What precedes the bytes that `receive-all` takes: (digest, size, offset) of each bundle."""
+    listed = [{"digest": digest, "size": size, "offset": offset} for digest, size, offset in bundles]
+    return json.dumps({"bundles": listed}).encode() + b"\n"
+
+
 def bundle(weights: bytes = b"weights", config: bytes = b"{}") -> bytes:
     """A bundle as the program makes them."""
     return entry(CONFIG, config) + entry(WEIGHTS, weights) + END

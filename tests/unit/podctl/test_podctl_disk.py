@@ -15,8 +15,7 @@ from components.on_pod.podctl import files, programs, receiving, waiting
 from tests.unit.podctl.engines import ENGINE, UNIT, Engine
 from tests.unit.podctl.fake_s3 import S3
 from tests.unit.podctl.fake_systemd import FakeSystemd
-from tests.unit.podctl.pods import WEIGHTS, PodDirectory, bundle, digest_of
-from tests.unit.podctl.test_podctl_receive import head
+from tests.unit.podctl.pods import WEIGHTS, PodDirectory, bundle, digest_of, head
 
 MIB = 1024 * 1024
 BIG = bundle(b"w" * (2 * MIB))
@@ -84,6 +83,12 @@ def missing(pod: PodDirectory) -> list[str]:
     return pod.run("missing", stdin={"bundles": {DIGEST: len(BIG)}}).lines
 
 
+def ways(s3: S3, offset: int = 0) -> list[tuple[str, bytes | Mapping[str, Any]]]:
+    """How the bundle may come."""
+    stream = head((DIGEST, len(BIG), offset)) + BIG[offset:]
+    return [("receive-all", stream), ("fetch", {"bundles": [s3.bundle(DIGEST)]})]
+
+
 def full(pod: PodDirectory) -> list[str]:
     return [f"the disk of {pod.root} is full: make room there, or use a larger disk, and {GO_ON}"]
 
@@ -108,6 +113,27 @@ def test_too_small_a_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk
     disk.make_room()
     disk.fill(leave=2 * MIB)
     assert len(missing(pod)) == 1, "and no less"
+    pod.staged(DIGEST).unlink()
+
+    disk.make_room()
+    pod.staged(DIGEST, ".tar.part").write_bytes(BIG[:-1])  # too far to be taken apart
+    disk.fill(leave=MIB)
+    for verb, stdin in ways(s3, offset=len(BIG) - 1):
+        assert pod.run(verb, stdin=stdin).lines == said, "a part that stays a tar does too"
+
+
+def test_what_is_of_no_use_gives_its_room(pod: PodDirectory, disk: Disk, s3: S3) -> None:
+    """Weights whose head was lost in a power cut go when the bundle comes."""
+    for verb, stdin in ways(s3):
+        assert missing(pod) == []
+        pod.staged(DIGEST, ".part").mkdir()
+        pod.staged(DIGEST, f".part/{WEIGHTS}").write_bytes(b"w" * (2 * MIB - 1))
+        disk.fill(leave=MIB)
+        assert missing(pod) == []
+        assert pod.run(verb, stdin=stdin).status == 0
+        assert pod.unpacked(DIGEST) == BIG
+        files.remove_tree(str(pod.blob(DIGEST)))
+        disk.make_room()
 
 
 def test_inodes_are_counted_too(pod: PodDirectory, disk: Disk) -> None:
@@ -124,18 +150,14 @@ def test_a_disk_that_fills_up_meanwhile_is_given_back(
     missing(pod)
     disk.fill(leave=MIB)
     before = disk.free
-    sent = head((DIGEST, len(BIG), 0)) + BIG
-    ways: list[tuple[str, bytes | Mapping[str, Any]]] = [
-        ("receive-all", sent), ("fetch", {"bundles": [s3.bundle(DIGEST)]}),
-    ]  # fmt: skip
-    for verb, stdin in ways:
+    for verb, stdin in ways(s3):
         answer = pod.run(verb, stdin=stdin)
         assert (answer.status, answer.lines) == (1, full(pod))
         assert disk.free == before
 
     disk.make_room()
     disk.fill(leave=3 * MIB)
-    assert pod.run("receive-all", stdin=sent).status == 0, "its weights are written once"
+    assert pod.run("receive-all", stdin=head((DIGEST, len(BIG), 0)) + BIG).status == 0, "its weights are written once"
     assert pod.unpacked(DIGEST) == BIG
     files.remove_tree(str(pod.blob(DIGEST)))
     before = disk.free

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from components.on_pod.podctl import fetching, files, part, receiving, waiting
 from components.on_pod.podctl.fetching import Wanted
 from tests.unit.podctl.fake_s3 import QUERY, S3, SIGNATURE, Asked, Reply, error, named, ranged
-from tests.unit.podctl.pods import Answer, PodDirectory, bundle, digest_of
+from tests.unit.podctl.pods import Answer, PodDirectory, bundle, digest_of, head
 
 TAR = bundle(b"w" * 3_000_000)
 DIGEST = digest_of(TAR)
@@ -123,7 +123,7 @@ def test_what_is_here_is_not_asked_for(pod: PodDirectory, s3: S3) -> None:
 
 
 def test_a_part_is_gone_on_with(pod: PodDirectory, s3: S3) -> None:
-    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1_500_001])
+    pod.run("receive-all", stdin=head((DIGEST, SIZE, 0)) + TAR[:1_500_001])
 
     answer = fetch(pod, s3.bundle(DIGEST))
 
@@ -137,7 +137,8 @@ def test_receive_goes_on_with_what_was_fetched(pod: PodDirectory, s3: S3) -> Non
     fetch(pod, s3.bundle(DIGEST))
 
     assert pod.run("missing", stdin={"bundles": {DIGEST: SIZE}}).result["missing"] == {DIGEST: 777}
-    assert pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "777", stdin=TAR[777:]).status == 0
+    assert pod.run("receive-all", stdin=head((DIGEST, SIZE, 777)) + TAR[777:]).status == 0
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_a_part_that_has_all_its_bytes_is_only_hashed(pod: PodDirectory, s3: S3) -> None:
@@ -465,6 +466,11 @@ EXPIRED = "<Message>Request has expired</Message><Expires>2026-01-01T00:00:00Z</
         (
             Reply(body=b"x" + TAR[1:]),
             f"its bytes are not those that its name says (they have the digest {digest_of(b'x' + TAR[1:])}) and are "
+            "thrown away: remove the object, then run `lora push`",
+        ),
+        (
+            Reply(body=TAR[:-1] + b"x"),
+            f"its bytes are not those that its name says (they have the digest {digest_of(TAR[:-1] + b'x')}) and are "
             "thrown away: remove the object, then run `lora push`",
         ),
     ],

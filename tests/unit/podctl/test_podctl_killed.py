@@ -265,6 +265,20 @@ def test_killed_at_any_step(scenario: Callable[[World], None], world: World) -> 
         assert world.end() == ended, f"killed before step {at}, {step}"
 
 
+def test_what_arrived_does_not_come_again_wherever_it_was_killed(world: World) -> None:
+    sizes = {digest: len(TARS[digest]) for digest in (ONE, TWO)}
+    pieces = [min(faults.PIECE, size - at) for size in sizes.values() for at in range(0, size, faults.PIECE)]
+    world.begin(sends)
+    for at in range(len(world.killed(None).steps)):
+        world.begin(sends)
+        steps = world.killed(at).steps
+        read = sum(step.what == "read" for step in steps[:-1])
+        missing = world.pod.run("missing", stdin={"bundles": sizes}).result["missing"]
+        here = sum(sizes.values()) - sum(sizes[digest] - offset for digest, offset in missing.items())
+        # Of two threads one may be killed between the read of a piece and its write.
+        assert here >= sum(pieces[: max(0, read - 1)]), f"killed before step {at}, {steps[-1]}"
+
+
 @pytest.mark.parametrize("before", [("good",), ("older", "good")])
 def test_a_rollback_that_was_killed_and_is_run_again_goes_one_step_back(before: tuple[str, ...], world: World) -> None:
     def rolls_back(world: World) -> None:

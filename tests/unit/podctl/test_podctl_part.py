@@ -11,14 +11,26 @@ from pathlib import Path
 import pytest
 
 from components.on_pod.podctl import part, tars
-from tests.unit.podctl.pods import CONFIG, END, WEIGHTS, PodDirectory, bundle, digest_of, entry, header, with_tarfile
-from tests.unit.podctl.test_podctl_receive import head, missing
+from tests.unit.podctl.pods import (
+    CONFIG,
+    END,
+    WEIGHTS,
+    PodDirectory,
+    bundle,
+    digest_of,
+    entry,
+    head,
+    header,
+    with_tarfile,
+)  # fmt: skip
+from tests.unit.podctl.test_podctl_receive import missing
 
 BYTES = os.urandom(3_000_001)
 TAR = bundle(BYTES, b'{"r": 8}')
 DIGEST, SIZE = digest_of(TAR), len(TAR)
 START = 1536  # of the weights
 END_OF_WEIGHTS = START + len(BYTES)
+PART = f".part/{WEIGHTS}"  # where they are while they come
 
 
 def sent(pod: PodDirectory, tar: bytes, offset: int = 0, until: int | None = None) -> list[str]:
@@ -28,7 +40,9 @@ def sent(pod: PodDirectory, tar: bytes, offset: int = 0, until: int | None = Non
 
 
 def staged(pod: PodDirectory) -> dict[str, bytes]:
-    return {path.suffix: path.read_bytes() for path in (pod.root / "staging").iterdir() if path.suffix != ".claim"}
+    """What is kept of bundles: the name of each file, without the digest, and its bytes."""
+    kept = [path for path in (pod.root / "staging").rglob("*") if path.is_file() and path.suffix != ".claim"]
+    return {str(path.relative_to(pod.root / "staging"))[64:]: path.read_bytes() for path in kept}
 
 
 CUTS = [
@@ -44,8 +58,8 @@ def test_a_bundle_may_be_cut_anywhere(cut: int, pod: PodDirectory) -> None:
     ]
     here = missing(pod, {DIGEST: SIZE})[DIGEST]
     assert here == (cut if cut < END_OF_WEIGHTS else SIZE), "behind the weights are zeros, which need not come"
-    expected = {".part": TAR[:START], ".weights": TAR[START : min(cut, END_OF_WEIGHTS)]}
-    assert staged(pod) == (expected if cut >= START else {".part": TAR[:cut]})
+    expected = {".tar.part": TAR[:START], PART: TAR[START : min(cut, END_OF_WEIGHTS)]}
+    assert staged(pod) == (expected if cut >= START else {".tar.part": TAR[:cut]})
 
     assert sent(pod, TAR, offset=here) == [f"{DIGEST} is here (2.9 MiB)"]
     assert (pod.unpacked(DIGEST), staged(pod)) == (TAR, {})
@@ -77,6 +91,10 @@ def test_an_offset_past_what_is_kept_changes_nothing(pod: PodDirectory) -> None:
     ]
     assert staged(pod) == before
 
+    other = bundle(b"other")
+    assert sent(pod, other, offset=1) == [f"{digest_of(other)} has fewer than 1 bytes here: ask again what is missing"]
+    assert staged(pod) == before, "nor is anything made"
+
 
 def test_weights_are_written_once(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[int] = []
@@ -107,7 +125,7 @@ def test_weights_are_written_once(pod: PodDirectory, monkeypatch: pytest.MonkeyP
 def test_a_tar_in_another_form_is_taken_all_the_same(tar: bytes, pod: PodDirectory) -> None:
     digest = digest_of(tar)
     sent(pod, tar, until=len(tar) - 1)
-    assert staged(pod) == {".part": tar[:-1]}
+    assert staged(pod) == {".tar.part": tar[:-1]}
     assert missing(pod, {digest: len(tar)}) == {digest: len(tar) - 1}
 
     sent(pod, tar, offset=len(tar) - 1)
@@ -126,7 +144,7 @@ def test_what_comes_behind_the_weights_is_looked_at(pod: PodDirectory) -> None:
 
 def test_a_part_that_rotted_is_found_by_the_digest_and_sent_anew(pod: PodDirectory) -> None:
     sent(pod, TAR, until=2_000_000)
-    with pod.staged(DIGEST, ".weights").open("r+b") as weights:
+    with pod.staged(DIGEST, PART).open("r+b") as weights:
         weights.seek(1000)
         weights.write(b"rot")
 
@@ -153,23 +171,46 @@ def test_weights_without_their_head_are_forgotten(left: bytes, pod: PodDirectory
 def test_killed_while_it_was_taken_apart(pod: PodDirectory) -> None:
     missing(pod, {DIGEST: SIZE})
     pod.staged(DIGEST, ".tar.part").write_bytes(TAR[:9000])
-    pod.staged(DIGEST, ".weights").write_bytes(TAR[START:5000])
+    pod.staged(DIGEST, ".part").mkdir()
+    pod.staged(DIGEST, PART).write_bytes(TAR[START:5000])
     assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 5000}
     sent(pod, TAR, offset=5000)
     assert pod.unpacked(DIGEST) == TAR
 
 
+@pytest.mark.parametrize("here", [START, 1_500_000, part.KILLED_WITH])
+def test_killed_before_it_was_taken_apart(here: int, pod: PodDirectory) -> None:
+    missing(pod, {DIGEST: SIZE})
+    pod.staged(DIGEST, ".tar.part").write_bytes(TAR[:here])
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: here}
+    sent(pod, TAR, offset=here, until=here)
+    assert staged(pod) == {".tar.part": TAR[:START], PART: TAR[START:here]}
+    sent(pod, TAR, offset=here)
+    assert (pod.unpacked(DIGEST), staged(pod)) == (TAR, {})
+
+
 def test_a_part_of_an_older_podctl_goes_on_as_a_tar(pod: PodDirectory) -> None:
     missing(pod, {DIGEST: SIZE})
-    pod.staged(DIGEST, ".tar.part").write_bytes(TAR[:2_000_000])
-    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 2_000_000}
-    sent(pod, TAR, offset=2_000_000)
+    pod.staged(DIGEST, ".tar.part").write_bytes(TAR[:2_500_000])
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 2_500_000}
+    sent(pod, TAR, offset=2_500_000, until=2_500_001)
+    assert staged(pod) == {".tar.part": TAR[:2_500_001]}
+    sent(pod, TAR, offset=2_500_001)
+    assert (pod.unpacked(DIGEST), staged(pod)) == (TAR, {})
+
+
+def test_killed_as_it_became_a_blob(pod: PodDirectory) -> None:
+    sent(pod, TAR, until=SIZE - 1)
+    (pod.staged(DIGEST, ".part") / CONFIG).write_bytes(b"{")
+    pod.staged(DIGEST, PART).chmod(0o444)
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: SIZE}
+    sent(pod, TAR, offset=SIZE)
     assert (pod.unpacked(DIGEST), staged(pod)) == (TAR, {})
 
 
 def test_what_goes_on_is_not_abandoned_and_what_does_not_is(pod: PodDirectory) -> None:
     sent(pod, TAR, until=2_000_000)
-    for suffix in (".tar.part", ".weights"):
+    for suffix in (".tar.part", ".part", PART):
         os.utime(pod.staged(DIGEST, suffix), (time.time() - 8 * 86400,) * 2)
     sent(pod, TAR, offset=2_000_000, until=2_000_001)
     pod.run("gc")
@@ -209,7 +250,7 @@ def test_what_did_not_get_to_the_disk_is_sent_again(
     """The system tells of bytes that it lost once: the next fsync succeeds, and they are in the cache alone."""
 
     def lost(fd: int) -> None:
-        if Path(f"/proc/self/fd/{fd}").readlink().suffix == ".weights":
+        if Path(f"/proc/self/fd/{fd}").readlink().name == WEIGHTS:
             raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.podctl.fake_s3 import S3
-from tests.unit.podctl.pods import PodDirectory, bundle, digest_of
+from tests.unit.podctl.pods import PodDirectory, bundle, digest_of, head
 
 
 def at_hand(version: str) -> str | None:
@@ -42,10 +42,13 @@ def test_a_bundle_goes_all_the_way(
 
     tar = bundle(b"w" * 2_000_000)
     digest = digest_of(tar)
-    assert run("receive", digest, stdin=tar) == {"digest": digest, "have": False, "received": len(tar)}
-    placed = run("unpack", digest, "--ref", "prod/acme-v1")
-    assert placed == {"digest": digest, "ref": "prod/acme-v1", "unpacked": True}
-    assert run("verify") == {"ok": [digest], "rotten": [], "strays": []}
+    received = run("receive-all", stdin=head((digest, len(tar), 0)) + tar, said=f"{digest} is here (1.9 MiB)\n")
+    assert received == {"received": {digest: len(tar)}}
+    older = bundle(b"w" * 1_000_000)
+    document = json.dumps({"stack": "prod", "base": "b", "models": {"m": digest, "n": pod.stage(older)}}).encode()
+    placed = run("place", stdin=document, said=f"{digest_of(older)} is unpacked\n")
+    assert placed == {"unpacked": [digest_of(older)], "dropped": [], "collected": []}
+    assert run("verify") == {"ok": sorted([digest, digest_of(older)]), "rotten": [], "strays": []}
     other = bundle(b"o" * 2_000_000)
     fetched = digest_of(other)
     s3 = S3({fetched: other})

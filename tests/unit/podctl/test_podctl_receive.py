@@ -20,7 +20,7 @@ import pytest
 from components.on_pod.podctl import files, names
 from components.on_pod.podctl.said import Refusal
 from components.on_pod.podctl.store import Store
-from tests.unit.podctl.pods import WEIGHTS, Answer, PodDirectory, bundle, digest_of, entry
+from tests.unit.podctl.pods import WEIGHTS, Answer, PodDirectory, bundle, digest_of, entry, head
 
 TAR = bundle(b"w" * 3_000_000)
 DIGEST = digest_of(TAR)
@@ -29,106 +29,76 @@ OTHER = bundle(b"other")
 OTHER_DIGEST = digest_of(OTHER)
 
 
-def head(*bundles: tuple[str, int, int]) -> bytes:
-    listed = [{"digest": digest, "size": size, "offset": offset} for digest, size, offset in bundles]
-    return json.dumps({"bundles": listed}).encode() + b"\n"
-
-
 def missing(pod: PodDirectory, bundles: dict[str, int]) -> dict[str, int]:
     result: dict[str, int] = pod.run("missing", stdin={"bundles": bundles}).result["missing"]
     return result
 
 
-def test_receive_keeps_what_has_the_digest(pod: PodDirectory) -> None:
-    answer = pod.run("receive", DIGEST, stdin=TAR)
-
-    assert answer == (0, {"digest": DIGEST, "have": False, "received": SIZE}, [])
-    assert pod.staged(DIGEST).read_bytes() == TAR
-    assert pod.run("have", DIGEST).result == {"digest": DIGEST, "have": False, "staged": SIZE}
-    assert pod.blobs() == set()
+def send(pod: PodDirectory, sent: bytes, offset: int = 0) -> Answer:
+    """Sends these bytes as those of the bundle after `offset`."""
+    return pod.run("receive-all", stdin=head((DIGEST, SIZE, offset)) + sent)
 
 
-def test_receive_throws_away_what_has_another_digest(pod: PodDirectory) -> None:
-    answer = pod.run("receive", DIGEST, stdin=OTHER)
+def cut(at: int) -> list[str]:
+    return [f"the connection ended after {at} of {SIZE} bytes of {DIGEST}: they are kept, run this again"]
 
-    assert (answer.status, answer.lines) == (
-        1,
-        [
-            f"the {len(OTHER)} bytes that arrived as {DIGEST} have the digest {OTHER_DIGEST}: they are thrown away",
-        ],
-    )
+
+def test_what_has_another_digest_is_thrown_away(pod: PodDirectory) -> None:
+    other = bundle(b"o" * 3_000_000)
+
+    answer = send(pod, other)
+
+    said = f"the {SIZE} bytes that arrived as {DIGEST} have the digest {digest_of(other)}: they are thrown away"
+    assert answer == (1, {}, [said])
     assert list((pod.root / "staging").iterdir()) == []
-    assert pod.run("have", DIGEST).result == {"digest": DIGEST, "have": False, "staged": 0}
 
 
 def test_a_short_stream_is_kept_and_resumed(pod: PodDirectory) -> None:
-    short = pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1_500_001])
-    assert (short.status, short.lines) == (
-        1,
-        [f"the connection ended after 1500001 of {SIZE} bytes of {DIGEST}: they are kept, run this again"],
-    )
-    assert pod.run("have", DIGEST).result["staged"] == 1_500_001
+    assert send(pod, TAR[:1_500_001]) == (1, {}, cut(1_500_001))
+    assert pod.blobs() == set()
     assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 1_500_001}
 
-    rest = pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "1500001", stdin=TAR[1_500_001:])
+    rest = send(pod, TAR[1_500_001:], offset=1_500_001)
 
-    assert rest.result == {"digest": DIGEST, "have": False, "received": SIZE - 1_500_001}
-    assert pod.staged(DIGEST).read_bytes() == TAR
-    assert not pod.staged(DIGEST, ".tar.part").exists()
-
-
-def test_a_resumed_bundle_may_begin_before_the_kept_end(pod: PodDirectory) -> None:
-    """Another sender of the same bundle may have come further since `missing` answered."""
-    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:2_000_000])
-
-    assert pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "10", stdin=TAR[10:]).status == 0
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert rest.result == {"received": {DIGEST: SIZE - 1_500_001}}
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_what_was_kept_past_the_bundles_end_is_cut_off(pod: PodDirectory) -> None:
-    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:100])
+    send(pod, TAR[:100])
     pod.staged(DIGEST, ".tar.part").write_bytes(TAR + b"more")
 
-    assert pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "100", stdin=TAR[100:]).status == 0
-    assert pod.staged(DIGEST).read_bytes() == TAR
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 0}
+    assert send(pod, TAR[100:], offset=100).status == 0
+    assert pod.unpacked(DIGEST) == TAR
 
 
 def test_an_offset_past_the_kept_end_is_refused(pod: PodDirectory) -> None:
-    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:100])
+    send(pod, TAR[:100])
 
-    answer = pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "200", stdin=TAR[200:])
+    answer = send(pod, TAR[200:], offset=200)
 
-    assert (answer.status, answer.lines) == (1, [f"{DIGEST} has fewer than 200 bytes here: ask again what is missing"])
+    assert answer == (1, {}, [f"{DIGEST} has fewer than 200 bytes here: ask again what is missing"])
     assert pod.staged(DIGEST, ".tar.part").read_bytes() == TAR[:100]
 
 
 def test_a_damaged_part_is_found_by_the_digest_and_sent_anew(pod: PodDirectory) -> None:
-    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1000])
+    send(pod, TAR[:1000])
     pod.staged(DIGEST, ".tar.part").write_bytes(b"x" * 1000)
 
-    assert pod.run("receive", DIGEST, "--size", str(SIZE), "--offset", "1000", stdin=TAR[1000:]).status == 1
+    assert send(pod, TAR[1000:], offset=1000).status == 1
     assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 0}
-
-
-def test_more_bytes_than_declared_are_thrown_away(pod: PodDirectory) -> None:
-    answer = pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR + b"x")
-
-    assert (answer.status, answer.lines) == (
-        1,
-        [f"more than the {SIZE} bytes declared arrived as {DIGEST}: they are thrown away"],
-    )
-    assert list((pod.root / "staging").iterdir()) == []
 
 
 def test_a_bundle_that_is_unpacked_already_is_not_received(pod: PodDirectory) -> None:
     pod.stage(TAR)
     pod.place({"m": DIGEST})
 
-    assert pod.run("receive", DIGEST, stdin=b"") == (0, {"digest": DIGEST, "have": True, "received": 0}, [])
+    assert send(pod, TAR) == (0, {"received": {DIGEST: 0}}, [f"{DIGEST} is here (2.9 MiB)"])
 
 
 def test_receive_all_takes_bundles_one_after_the_other_and_unpacks_them(pod: PodDirectory) -> None:
-    pod.run("receive", DIGEST, "--size", str(SIZE), stdin=TAR[:1000])
+    send(pod, TAR[:1000])
 
     answer = pod.run(
         "receive-all",
@@ -169,7 +139,7 @@ def test_a_bundle_that_is_refused_is_told_beside_a_connection_that_ended(pod: Po
 def test_a_bundle_is_unpacked_while_the_next_one_arrives(pod: PodDirectory) -> None:
     process = podctl_process(pod, "receive-all")
     assert process.stdin is not None
-    part = pod.staged(DIGEST, ".weights")
+    part = pod.staged(DIGEST, f".part/{WEIGHTS}")
     with files.hold(str(pod.root / ".lock"), "place"):  # of another stack, which needs long
         process.stdin.write(head((OTHER_DIGEST, len(OTHER), 0), (DIGEST, SIZE, 0)) + OTHER + TAR[:2_000_000])
         process.stdin.flush()
@@ -320,14 +290,18 @@ def podctl_process(pod: PodDirectory, *arguments: str) -> subprocess.Popen[bytes
 def test_two_at_once_are_serialised(pod: PodDirectory) -> None:
     pod.stage(TAR)
     with files.hold(str(pod.root / ".lock"), "place"):
-        waiting = podctl_process(pod, "unpack", DIGEST, "--ref", "prod/m")
+        waiting = podctl_process(pod, "place")
+        assert waiting.stdin is not None
+        waiting.stdin.write(json.dumps({"stack": "prod", "base": "org/base", "models": {"m": DIGEST}}).encode())
+        waiting.stdin.close()
         assert waiting.stderr is not None
         said = waiting.stderr.readline().decode()
         assert said.startswith(f"waiting for another podctl (pid {os.getpid()}, place, since ")
         assert waiting.poll() is None
         assert pod.blobs() == set()
-    out, err = waiting.communicate(timeout=30)
-    assert (waiting.returncode, err, json.loads(out)["unpacked"]) == (0, b"", True)
+    assert waiting.stdout is not None
+    assert json.load(waiting.stdout)["unpacked"] == [DIGEST]
+    assert (waiting.wait(30), waiting.stderr.read().decode()) == (0, f"{DIGEST} is unpacked\n")
     assert not (pod.root / ".lock").exists()
 
 
@@ -421,7 +395,7 @@ def test_a_killed_holder_holds_nothing(pod: PodDirectory) -> None:
     lock = pod.root / ".lock"
     lock.write_text("pid 1, a verb with quite a long name that was killed")
 
-    assert pod.run("unpack", DIGEST, "--ref", "prod/m").status == 0
+    assert pod.place({"m": DIGEST}).status == 0
     assert not lock.exists()
 
 

@@ -441,7 +441,7 @@ def test_undoing_on_an_empty_machine_makes_nothing(argv: list[str], pod: PodDire
     assert not pod.root.exists()
 
 
-@pytest.mark.parametrize("argv", [[], ["dance"], ["have"], ["receive", ONE, "--size", "x"], ["unpack", ONE]])
+@pytest.mark.parametrize("argv", [[], ["dance"], ["receive-all", ONE], ["unplace", "--stack", "s"], ["intact"]])
 def test_bad_usage_is_exit_2(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         command_line.parse(argv)

@@ -18,6 +18,7 @@ from tests.unit.podctl.pods import (
     CONFIG,
     END,
     WEIGHTS,
+    Answer,
     PodDirectory,
     bundle,
     digest_of,
@@ -204,29 +205,22 @@ def used(pod: PodDirectory) -> PodDirectory:
     return pod
 
 
+def unpack(pod: PodDirectory, digest: str) -> Answer:
+    """Has a staged tar unpacked for a model of another stack than the one in use."""
+    return pod.place({"evil": digest}, stack="other")
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_tar_is_refused_and_changes_nothing(case: str, used: PodDirectory) -> None:
     tar, why = HOSTILE[case]
     before = used.snapshot()
     digest = used.stage(tar)
 
-    answer = used.run("unpack", digest, "--ref", "prod/evil")
+    answer = unpack(used, digest)
 
     assert (answer.status, answer.lines) == (1, [f"{digest} is refused and removed: {why}"])
     assert used.snapshot() == before
     assert list((used.root / "staging").iterdir()) == []
-
-
-@pytest.mark.parametrize("case", ["climbing", "symbolic link", "duplicate", "enormous"])
-def test_place_refuses_as_unpack_does(case: str, used: PodDirectory) -> None:
-    tar, why = HOSTILE[case]
-    before = used.snapshot()
-    digest = used.stage(tar)
-
-    answer = used.place({"served": digest})
-
-    assert (answer.status, answer.lines) == (1, [f"{digest} is refused and removed: {why}"])
-    assert used.snapshot() == before
 
 
 def truncations() -> Iterator[int]:
@@ -240,7 +234,7 @@ def test_a_truncated_tar_is_refused(length: int, used: PodDirectory) -> None:
     before = used.snapshot()
     digest = used.stage(bundle()[:length])
 
-    answer = used.run("unpack", digest, "--ref", "prod/evil")
+    answer = unpack(used, digest)
 
     assert answer.status == 1
     assert len(answer.lines) == 1
@@ -253,7 +247,7 @@ def test_a_wrong_digest_is_refused_before_anything_is_read(used: PodDirectory) -
     path.write_bytes(bundle())
     before = used.snapshot()
 
-    answer = used.run("unpack", wrong, "--ref", "prod/evil")
+    answer = unpack(used, wrong)
 
     assert answer.lines == [f"{wrong} is refused and removed: its digest is {digest_of(bundle())}"]
     assert (answer.status, path.exists()) == (1, False)
@@ -268,7 +262,7 @@ def test_pythons_reader_must_see_the_same_files(used: PodDirectory, monkeypatch:
     before = used.snapshot()
     digest = used.stage(tar)
 
-    answer = used.run("unpack", digest, "--ref", "prod/evil")
+    answer = unpack(used, digest)
 
     why = f'the tar reads differently with Python\'s tarfile: ["{CONFIG}", "{WEIGHTS}"]'
     assert (answer.status, answer.lines) == (1, [f"{digest} is refused and removed: {why}"])
@@ -284,7 +278,7 @@ def test_tars_data_filter_is_asked_too(used: PodDirectory, monkeypatch: pytest.M
     before = used.snapshot()
     digest = used.stage(bundle())
 
-    answer = used.run("unpack", digest, "--ref", "prod/evil")
+    answer = unpack(used, digest)
 
     why = f"Python's tarfile refuses the tar: member '{CONFIG}' has an absolute path"
     assert (answer.status, answer.lines) == (1, [f"{digest} is refused and removed: {why}"])
@@ -294,11 +288,12 @@ def test_tars_data_filter_is_asked_too(used: PodDirectory, monkeypatch: pytest.M
 def test_a_good_tar_becomes_a_read_only_blob(pod: PodDirectory) -> None:
     tar = bundle(b"w" * 3_000_000, b'{"r": 8}')
     digest = digest_of(tar)
-    pod.run("receive", digest, stdin=tar)
+    pod.run("missing", stdin={"bundles": {digest: len(tar)}})
+    pod.stage(tar)
 
-    answer = pod.run("unpack", digest, "--ref", "prod/acme-v1")
+    answer = unpack(pod, digest)
 
-    assert answer == (0, {"digest": digest, "ref": "prod/acme-v1", "unpacked": True}, [])
+    assert answer == (0, {"unpacked": [digest], "dropped": [], "collected": []}, [f"{digest} is unpacked"])
     blob = pod.blob(digest)
     assert sorted(path.name for path in blob.iterdir()) == [CONFIG, WEIGHTS]
     assert (blob / CONFIG).read_bytes() == b'{"r": 8}'
@@ -306,7 +301,7 @@ def test_a_good_tar_becomes_a_read_only_blob(pod: PodDirectory) -> None:
     assert (mode(blob), mode(blob / CONFIG), mode(blob / WEIGHTS)) == ("0o555", "0o444", "0o444")
     assert (mode(pod.root), mode(pod.root / "staging"), mode(blob.parent)) == ("0o755", "0o700", "0o755")
     assert list((pod.root / "staging").iterdir()) == []
-    assert pod.run("unpack", digest, "--ref", "prod/acme-v1").result["unpacked"] is False
+    assert unpack(pod, digest).result["unpacked"] == []
 
 
 def test_copying_works_where_the_kernel_cannot_copy_between_files(
@@ -318,7 +313,7 @@ def test_copying_works_where_the_kernel_cannot_copy_between_files(
     monkeypatch.setattr(os, "copy_file_range", refuse)
     digest = pod.stage(bundle(b"w" * 3_000_001))
 
-    assert pod.run("unpack", digest, "--ref", "prod/acme-v1").status == 0
+    assert unpack(pod, digest).status == 0
     assert (pod.blob(digest) / WEIGHTS).read_bytes() == b"w" * 3_000_001
 
 
@@ -327,7 +322,7 @@ def test_plain_tars_of_other_writers_are_taken_and_their_modes_and_owners_are_no
     tar = with_tarfile(GOOD, form, mode=0o6777, uid=1000, gid=1000, uname="alice", mtime=1_700_000_000)
     digest = pod.stage(tar)
 
-    assert pod.run("unpack", digest, "--ref", "prod/acme-v1").status == 0
+    assert unpack(pod, digest).status == 0
 
     weights = pod.blob(digest) / WEIGHTS
     assert weights.read_bytes() == b"weights"
@@ -337,19 +332,19 @@ def test_plain_tars_of_other_writers_are_taken_and_their_modes_and_owners_are_no
 def test_old_plain_type_and_any_order_are_taken(pod: PodDirectory) -> None:
     digest = pod.stage(entry(WEIGHTS, b"weights", type=b"\0") + entry(CONFIG, b"{}") + END + bytes(5120))
 
-    assert pod.run("unpack", digest, "--ref", "prod/acme-v1").status == 0
+    assert unpack(pod, digest).status == 0
     assert {path.name: path.read_bytes() for path in pod.blob(digest).iterdir()} == GOOD
 
 
 def test_a_blob_that_lost_a_file_is_made_again(pod: PodDirectory) -> None:
     digest = pod.stage(bundle())
-    pod.run("unpack", digest, "--ref", "prod/acme-v1")
+    unpack(pod, digest)
     pod.blob(digest).chmod(0o755)
     (pod.blob(digest) / WEIGHTS).unlink()
-    assert pod.run("have", digest).result["have"] is False
+    assert pod.run("missing", stdin={"bundles": {digest: len(bundle())}}).result["missing"] == {digest: 0}
 
     pod.stage(bundle())
-    assert pod.run("unpack", digest, "--ref", "prod/acme-v1").result["unpacked"] is True
+    assert unpack(pod, digest).result["unpacked"] == [digest]
 
     assert (pod.blob(digest) / WEIGHTS).read_bytes() == b"weights"
 
@@ -365,22 +360,23 @@ def test_a_killed_unpacking_leaves_no_blob_and_the_next_one_goes_through(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", killed)
         with pytest.raises(KeyboardInterrupt):
-            pod.run("unpack", digest, "--ref", "prod/acme-v1")
+            unpack(pod, digest)
     assert pod.blobs() == set()
     assert not (pod.root / "refs").exists()
 
-    assert pod.run("unpack", digest, "--ref", "prod/acme-v1").status == 0
+    assert unpack(pod, digest).status == 0
     assert list((pod.root / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "ref", ["prod", "prod/", "/m", "prod/../m", "../m", "prod/.m", "prod/a b", "prod/a/b", "prod/a\n"]
+    ("stack", "model"),
+    [("", "m"), ("..", "m"), *(("prod", model) for model in ("", "../m", ".m", "a b", "a/b", "a\n"))],
 )
-def test_a_ref_that_is_no_stack_and_model_is_refused(ref: str, pod: PodDirectory) -> None:
+def test_what_is_no_stack_or_model_is_refused(stack: str, model: str, pod: PodDirectory) -> None:
     digest = pod.stage(bundle())
     before = pod.snapshot()
 
-    answer = pod.run("unpack", digest, "--ref", ref)
+    answer = pod.place({model: digest}, stack=stack)
 
     assert answer.status == 1
     assert answer.lines[0].endswith("letters, digits, '.', '_' and '-' only")
@@ -390,15 +386,10 @@ def test_a_ref_that_is_no_stack_and_model_is_refused(ref: str, pod: PodDirectory
 @pytest.mark.parametrize(
     "digest", ["sha256:abc", "sha256:" + "A" * 64, "md5:" + "0" * 64, "../x", "sha256:" + "0" * 65]
 )
-@pytest.mark.parametrize("verb", ["have", "receive", "unpack"])
-def test_what_is_no_digest_is_refused(verb: str, digest: str, pod: PodDirectory) -> None:
-    options = ["--ref", "prod/m"] if verb == "unpack" else []
-
-    answer = pod.run(verb, digest, *options)
-
-    assert (answer.status, answer.lines) == (
-        1, [f'"{digest}" is not a digest: sha256: and 64 lowercase hex digits'],
-    )  # fmt: skip
+def test_what_is_no_digest_is_refused(digest: str, pod: PodDirectory) -> None:
+    for answer in (pod.place({"m": digest}), pod.run("missing", stdin={"bundles": {digest: 1}})):
+        said = f'"{digest}" is not a digest: sha256: and 64 lowercase hex digits'
+        assert (answer.status, answer.lines) == (1, [said])
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 8**11 - 1])
@@ -431,7 +422,7 @@ def test_a_mutated_bundle_is_taken_whole_or_not_at_all(
     before = used.snapshot()
     digest = used.stage(tar)
 
-    answer = used.run("unpack", digest, "--ref", "prod/evil")
+    answer = unpack(used, digest)
 
     if answer.status == 1:
         assert len(answer.lines) == 1
@@ -443,8 +434,8 @@ def test_a_mutated_bundle_is_taken_whole_or_not_at_all(
             path = used.blob(digest) / name
             assert (mode(path), path.is_symlink()) == ("0o444", False)
             assert path.read_bytes() in tar
-        (used.root / "refs" / "prod" / "evil").unlink()
-        assert used.run("gc").result == {"collected": [digest]}
+        undone = used.run("unplace", "--stack", "other", "--base", "org/base")
+        assert undone.result == {"dropped": ["evil"], "collected": [digest]}
         assert used.snapshot() == before
     assert not used.staged(digest).exists()
 
@@ -455,5 +446,5 @@ def test_nothing_else_than_the_two_files_is_ever_opened_for_writing(used: PodDir
     (outside / "evil").write_bytes(b"untouched")
     for name in ("../outside/evil", "../../outside/evil", "../../../outside/evil", str(outside / "evil")):
         digest = used.stage(BOTH + entry(name, b"evil") + END)
-        assert used.run("unpack", digest, "--ref", "prod/evil").status == 1
+        assert unpack(used, digest).status == 1
     assert (outside / "evil").read_bytes() == b"untouched"

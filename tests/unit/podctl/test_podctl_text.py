@@ -44,11 +44,11 @@ def test_it_runs_as_a_file_and_from_standard_input(alone: Path, pod: PodDirector
 
     status, out, err = called("podctl-0123456789ab.py", *where, "missing", stdin=document)
     assert (status, json.loads(out)["missing"], err) == (0, {digest: 0}, "")
-    have = f'{{"digest": "{digest}", "have": false, "staged": 0}}\n'
-    assert called("-", *where, "have", digest, stdin=podctl_source()) == (0, have, "")
-    refused = (1, "", '"sha256:1" is not a digest: sha256: and 64 lowercase hex digits\n')
-    assert called("podctl-0123456789ab.py", *where, "have", "sha256:1", stdin="") == refused
-    assert called("-", *where, "have", "sha256:1", stdin=podctl_source()) == refused
+    assert called("-", *where, "gc", stdin=podctl_source()) == (0, '{"collected": []}\n', "")
+    unplace = ["unplace", "--stack", "../x", "--base", "b"]
+    refused = (1, "", "\"../x\" is not a usable stack: letters, digits, '.', '_' and '-' only\n")
+    assert called("podctl-0123456789ab.py", *where, *unplace, stdin="") == refused
+    assert called("-", *where, *unplace, stdin=podctl_source()) == refused
 
 
 def test_it_runs_out_of_the_document_that_brings_it(alone: Path) -> None:
