@@ -204,6 +204,7 @@ def verb_place(store: Store, document: Document) -> Document:
             store.set_ref(Ref(stack, model, "sha256:" + hexdigest, base))
         dropped = drop_refs(store, stack, base, keep=set(wanted))
         for hexdigest in wanted.values():
+            part.sweep(store, hexdigest)
             for whose in (engine_of(stack, base), None):
                 files.unlink(store.claim(hexdigest, whose))
         collected = collect(store)

@@ -225,6 +225,17 @@ def stays_tar(store: Store, hexdigest: str) -> bool:
     return store.staged_bytes(hexdigest, WEIGHTS) is None and on_disk(store, hexdigest) > KILLED_WITH
 
 
+def sweep(store: Store, hexdigest: str) -> None:
+    """Removes what is left of one that was killed just as it had become a blob."""
+    lock = store.staged(hexdigest, ".lock")
+    if any(os.path.lexists(path) for path in (lock, *(store.staged(hexdigest, suffix) for suffix in (TAR, APART)))):
+        held, _ = files.try_lock(lock)
+        if held is not None:
+            drop(store, hexdigest)
+            files.unlink(lock)
+            os.close(held)
+
+
 def drop(store: Store, hexdigest: str) -> None:
     files.remove_tree(store.staged(hexdigest, APART))
     files.unlink(store.staged(hexdigest, TAR))

@@ -67,6 +67,7 @@ class World:
         if self.argv[0] in ARRIVING:
             placed = self.pod.place({"a": ONE, "b": TWO})
             assert placed.status == 0, placed
+            assert list((self.pod.root / "staging").iterdir()) == []
         return faults.settled(self.pod)
 
     def boot(self, switched: list[str]) -> None:
