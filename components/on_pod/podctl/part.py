@@ -185,7 +185,7 @@ def or_dropped(store: Store, hexdigest: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened(store: Store, hexdigest: str, size: int) -> Iterator[Part]:
-    """The part of a bundle, with bytes here or none; of `size` bytes, or of a size that nobody knows."""
+    """The part of a bundle of `size` bytes, some of which may be here. Gives back what it took of a full disk."""
     with contextlib.ExitStack() as held:
         for suffix in (TAR, APART):
             held.enter_context(files.no_remains(store.staged(hexdigest, suffix)))

@@ -49,7 +49,7 @@ class PodDirectory:
         return path
 
     def stage(self, tar: bytes) -> str:
-        """Puts a tar where `receive` would, whatever it is, and returns its digest."""
+        """Puts a tar, whatever it is, where an older podctl left them for `place`. -> its digest"""
         digest = digest_of(tar)
         path = self.staged(digest)
         path.parent.mkdir(parents=True, exist_ok=True)
