@@ -54,7 +54,7 @@ def verdict_on(present: Sequence[Present], settings: Settings, cache: DigestCach
 
 
 def memory_of(pod: Pod, settings: Settings) -> Memory | None:
-    """What is known of the memory of a pod's GPU and of its base's sizes; None where the stack file says neither.
+    """What is known of the memory of a pod's GPU and of its base's sizes; None where the stack file asks for no sum.
 
     An instance type says something only together with the base's config.json. What cannot be read is told by
     `verdict_on`.
@@ -67,7 +67,7 @@ def memory_of(pod: Pod, settings: Settings) -> Memory | None:
     elif gpus is not None and path is not None:
         memory = gpus.gpu.memory_mib * 1024**2
     else:
-        return None
+        return Memory(0, Unknown("engine.gpuMemoryGiB is not given")) if pod.base_config else None
     if path is None:
         return Memory(memory, Unknown("the base's config.json is not at hand (baseConfig)"))
     try:

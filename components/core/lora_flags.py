@@ -13,7 +13,7 @@ from components.core.engine_args import Json, lora_target_modules
 from components.core.engine_options import EngineOptions, PlannedAdapter
 from components.core.errors import UserError
 from components.core.listing import counted
-from components.core.slot_budget import GPUS_AT_MOST, VERSIONS, Budget, budget_of, shown, whole
+from components.core.slot_budget import GPUS_AT_MOST, REQUESTS_BY_DEFAULT, VERSIONS, Budget, budget_of, shown, whole
 from components.core.vllm_loader import loader_rules, round_up_rank
 
 MAX_LORAS_CAP = 8
@@ -89,7 +89,7 @@ def _max_loras(
         if not budget.fits(value):
             mend = _smaller(budget, value, options)
             if options.max_loras and budget.fits(1):
-                mend = f"lower engine.maxLoras to {budget.possible} or less"
+                mend = f"lower engine.maxLoras to {max(1, budget.most)}, or leave it out"
             raise UserError(f"{budget.excess(value)}; {mend}")
         reason += f": {budget.told(value)}"
     return PlannedFlag("max-loras", str(value), reason)
@@ -106,14 +106,16 @@ def _untold(options: EngineOptions) -> str:
 
 def _smaller(budget: Budget, slots: int, options: EngineOptions) -> str:
     """What to do where not everything fits."""
-    ways = ["a larger GPU", "a smaller base", "a smaller engine.maxModelLen"]
+    ways = ["a larger GPU", "a smaller base"]
     more = _more_gpus(budget, options)
     if more is not None:
         ways.insert(1, f"more GPUs (engine.args: {{tensorParallelSize: {more}}})")
     if options.gpu_memory_utilization is not None and options.gpu_memory_utilization < _OFTEN_TAKEN:
         ways.insert(0, "a larger engine.gpuMemoryUtilization")
-    if slots:
-        ways.append("adapters of a smaller rank")
+    if budget.weights < budget.share:
+        ways.append("a smaller engine.maxModelLen")
+        if slots:
+            ways.append("adapters of a smaller rank")
     return f"take {', '.join(ways[:-1])} or {ways[-1]}"
 
 
@@ -142,6 +144,11 @@ def _chosen_max_loras(
         return kept, f"{counted(count, 'adapter')}, capped by engine.maxCpuLoras"
     if requests is not None and requests < min(count, limit):
         return requests, f"{counted(count, 'adapter')}, as many as requests share a batch (maxNumSeqs)"
+    if requests is None and budget is not None and min(count, limit) > REQUESTS_BY_DEFAULT:
+        return REQUESTS_BY_DEFAULT, (
+            f"{counted(count, 'adapter')}, as many as requests share a batch by vLLM's default for most GPUs "
+            "(engine.args: maxNumSeqs sets another)"
+        )
     if count <= limit:
         return count, f"{counted(count, 'adapter')}, all may share a batch"
     if budget is None:

@@ -2,9 +2,10 @@
 
 The rule: their slots take at most a quarter of what the weights leave, and leave the KV cache room for four requests of
 `maxModelLen` tokens. Where a few of these take all of it, as where `maxModelLen` is all that a base of a long context
-takes, slots that come to a thirty-second of it are granted all the same, as clients would queue for next to nothing.
-The rest is for a larger KV cache, and for activations, which vLLM measures while it starts. What cannot start at all is
-told with its numbers: weights, slots and the KV cache of a single request need more than there is
+takes, slots that come to a thirty-second of it are granted all the same, as clients would queue for next to nothing;
+but no more than half of what a single request leaves. The rest is for a larger KV cache, and for activations and CUDA's
+context and graphs, which vLLM measures while it starts. What cannot start at all is told with its numbers: weights,
+slots and the KV cache of a single request need more than there is
 (`_check_enough_kv_cache_memory` in vllm/v1/core/kv_cache_utils.py ends vLLM then).
 """
 
@@ -33,6 +34,9 @@ SLOTS_AT_MOST = 4
 REQUESTS_AT_LEAST = 4
 TRIFLE = 32
 """One part in so many, too."""
+REQUESTS_BY_DEFAULT = 256
+"""How many requests share a batch without --max-num-seqs on a GPU under 70 GiB or an A100: `get_batch_defaults` in
+vllm/engine/arg_utils.py (0.32.0). Others take 1024, but a slot takes time as well."""
 GPUS_AT_MOST = 64
 """Beyond which nobody is told what is possible."""
 
@@ -111,6 +115,9 @@ class Budget:
     def rule(self) -> str:
         """What so many slots do, as a clause."""
         if self._trifle > self._due:
+            left = self.share - self.weights
+            if self._trifle < left // TRIFLE:
+                return "come to half of what a single request leaves"
             return "come to a thirty-second of what the weights leave"
         return "leave the KV cache its share"
 
@@ -122,12 +129,7 @@ class Budget:
     @property
     def _trifle(self) -> int:
         left = self.share - self.weights
-        return min(left // TRIFLE, left - self.request)
-
-    @property
-    def possible(self) -> int:
-        """The most slots that leave room for a single request."""
-        return max(0, self.share - self.weights - self.request) // max(1, self.slot)
+        return min(left // TRIFLE, (left - self.request) // 2)
 
     def at(self, rank: int) -> Budget:
         """The same with slots of another rank."""
@@ -154,10 +156,12 @@ class Budget:
         taken = slots * self.slot
         counted = f"{slots} slots" if slots > 1 else "a slot"
         adapted = f", {counted} for adapters of rank {self.rank} ({shown(taken)})" if slots else ""
+        needed = self.weights + taken + self.request
+        more = f" ({shown(needed - self.share)} less)" if shown(needed) == shown(self.share) else ""
         return (
             f"weights of {shown(self.weights)}{adapted} and the KV "
             f"cache of one request of {self.tokens} tokens ({shown(self.request)}) need "
-            f"{shown(self.weights + taken + self.request)}, and vLLM gets {shown(self.share)} of "
+            f"{shown(needed)}, and vLLM gets {shown(self.share)}{more} of "
             f"{f'each of {self.gpus} GPUs' if self.gpus > 1 else 'the GPU'}"
         )
 

@@ -82,6 +82,28 @@ def test_slots_that_come_to_next_to_nothing_are_granted_where_four_requests_take
     )
 
 
+def test_a_single_request_that_takes_nearly_all_leaves_as_much_to_others_as_to_slots() -> None:
+    """Activations and CUDA graphs lie there too: vLLM would end after it had loaded."""
+    assert [max_loras([8] * 12, replace(L4, max_model_len=tokens))[0] for tokens in (44000, 45000, 45500)] == [
+        "2", "1", "1",
+    ]  # fmt: skip
+    assert max_loras([8] * 12, replace(L4, max_model_len=44000))[1].startswith(
+        "12 adapters, as many as come to half of what a single request leaves: "
+    )
+    with pytest.raises(UserError, match=r"need 20\.6 GiB, and vLLM gets 20\.6 GiB \(\d+ MiB less\) of the GPU"):
+        flags([8] * 12, replace(L4, max_model_len=45800))
+
+
+def test_no_more_slots_than_requests_share_a_batch() -> None:
+    assert max_loras([8] * 300, H100) == (
+        "256",
+        "300 adapters, as many as requests share a batch by vLLM's default for most GPUs (engine.args: maxNumSeqs sets "
+        "another): 15.0 GiB of weights and 256 × 44 MiB of slots leave 47.6 GiB of 73.6 GiB",
+    )
+    assert max_loras([8] * 256, H100)[1].startswith("256 adapters, all may share a batch: ")
+    assert max_loras([8] * 300, replace(H100, args={"maxNumSeqs": 1024}))[0] == "300"
+
+
 def test_one_adapter_of_a_large_rank_is_told_whom_it_makes_wait() -> None:
     assert [flag.reason for flag in flags([16] * 11 + [64], L4)][1] == (
         "largest rank is 64 (m11), and raises it from 16 for all slots; without it, 11 adapters could share a batch"
@@ -101,7 +123,7 @@ def test_several_gpus_are_told_as_each_of_them() -> None:
         flags([], replace(two, gpu_memory_utilization=0.3))
     assert str(raised.value).endswith(
         "and vLLM gets 6.7 GiB of each of 2 GPUs; take a larger engine.gpuMemoryUtilization, a larger GPU, more GPUs "
-        "(engine.args: {tensorParallelSize: 4}), a smaller base or a smaller engine.maxModelLen"
+        "(engine.args: {tensorParallelSize: 4}) or a smaller base"
     )
 
 
@@ -125,6 +147,8 @@ def test_what_cannot_start_is_refused_with_its_numbers() -> None:
             "smaller rank"
         )
     assert max_loras([64, 64], replace(L4, memory=memory(17), gpu_memory_utilization=0.97))[0] == "1"
+    with pytest.raises(UserError, match=r"; take a larger GPU, more GPUs \(engine.args: .+\) or a smaller base$"):
+        flags([64, 64], replace(L4, memory=memory(16)))
 
 
 def test_what_the_stack_file_chooses_wins_and_is_checked() -> None:
@@ -136,8 +160,8 @@ def test_what_the_stack_file_chooses_wins_and_is_checked() -> None:
         flags([64] * 12, replace(L4, max_loras=14))
     assert str(raised.value) == (
         "weights of 15.0 GiB, 14 slots for adapters of rank 64 (4.8 GiB) and the KV cache of one request of 8192 "
-        "tokens (1.0 GiB) need 20.8 GiB, and vLLM gets 20.6 GiB of the GPU; lower engine.maxLoras to 13 or "
-        "less"
+        "tokens (1.0 GiB) need 20.8 GiB, and vLLM gets 20.6 GiB of the GPU; lower engine.maxLoras to 4, or "
+        "leave it out"
     )
     value, reason = max_loras([16] * 40, replace(H100, max_cpu_loras=10))
     assert (value, reason.split(":")[0]) == ("10", "40 adapters, capped by engine.maxCpuLoras")
