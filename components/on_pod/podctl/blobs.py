@@ -49,7 +49,7 @@ def collect(store: Store) -> List[str]:
     for name in files.listed(store.path("staging")):
         path = store.path("staging", name)
         match = re.fullmatch(
-            r"([0-9a-f]{64})\.(tar|tar\.part|part|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name
+            r"([0-9a-f]{64})\.(tar|tar\.part|part|weights|lock|new|gone|altered|(?:[0-9a-f]{12}\.)?claim)", name
         )
         if match is None:
             continue
@@ -57,7 +57,10 @@ def collect(store: Store) -> List[str]:
             if not os.path.isdir(store.blob(match.group(1))):
                 files.unlink(path)
             continue
-        if time.time() - os.lstat(path).st_mtime > STALE_SECONDS or match.group(2) in ("new", "gone"):
+        if match.group(2) in ("tar.part", "part", "lock"):
+            if all(is_stale(store.staged(match.group(1), suffix)) for suffix in (part.TAR, part.APART, ".lock")):
+                part.sweep(store, match.group(1))
+        elif is_stale(path) or match.group(2) in ("new", "gone"):
             files.remove_tree(path) if os.path.isdir(path) else files.unlink(path)
         elif match.group(2).endswith("claim"):
             needed.add(match.group(1))
@@ -66,6 +69,14 @@ def collect(store: Store) -> List[str]:
     for name in gone:
         discard_blob(store, name)
     return ["sha256:" + name for name in gone]
+
+
+def is_stale(path: str) -> bool:
+    """Whether nothing was done at `path` for long, or nothing is there."""
+    try:
+        return time.time() - os.lstat(path).st_mtime > STALE_SECONDS
+    except FileNotFoundError:
+        return True
 
 
 def discard_blob(store: Store, hexdigest: str) -> None:
@@ -136,6 +147,8 @@ def unpack_tar(store: Store, hexdigest: str, path: str, tar: int, found: str) ->
             raise Refusal("its digest is sha256:%s" % found)
         members = tars.read_tar(tar, size)
         tars.check_with_tarfile(path, members, store.blob(hexdigest))
+        if not tars.is_own(tar, size, members):
+            raise Refusal("it is written otherwise than lora-pods writes a bundle")
     except Refusal as refusal:
         files.unlink(path)
         raise Refusal("sha256:%s is refused and removed: %s" % (hexdigest, refusal)) from None

@@ -232,7 +232,7 @@ class Fetches:
                     self.error = error
 
     def fetch(self, wanted: Wanted, line: Line) -> bool:
-        """Takes one bundle into the part that `receive-all` takes it into, and unpacks it. -> False if it was here."""
+        """Takes one bundle into the part that `receive-all` takes it into, and makes its blob. -> False: it was here"""
         hexdigest = wanted.hexdigest
         with self.store.hold("fetch", self.store.staged(hexdigest, ".lock")):
             if receiving.is_here(self.store, hexdigest, wanted.size):
@@ -241,7 +241,11 @@ class Fetches:
                 with part.opened(self.store, hexdigest, wanted.size) as arriving:
                     kept = part.arrived(self.store, hexdigest, wanted.size)
                     arriving.begin(kept)
-                    self.complete(arriving, wanted, line)
+                    try:
+                        self.complete(arriving, wanted, line)
+                    except (Unfetched, Interrupted):
+                        arriving.keep()
+                        raise
                 if arriving.is_right():
                     with self.unpacking:
                         blobs.unpack_arrived(self.store, hexdigest, wanted.size)
@@ -289,7 +293,7 @@ class Fetches:
             if response.status == 200 and arriving.at:
                 arriving.begin(0)  # it was not asked for less, or gives no less
             body = Body(response, wanted.host, line)
-            receiving.pump(body, arriving, wanted.size - arriving.at)  # type: ignore[arg-type]
+            receiving.pump(body, arriving, wanted.size - arriving.at)
             if arriving.at < wanted.size:
                 raise ended(wanted.host, line)
             more = 0

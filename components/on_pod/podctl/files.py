@@ -9,7 +9,7 @@ import os
 import time
 from typing import Iterator, List, Optional, Tuple
 
-from .said import GO_ON, Refusal, clean, say
+from .said import AGAIN, Refusal, clean, say
 
 PIECE = 1024 * 1024  # bytes read, hashed and written at a time
 LOCK_SECONDS = 600.0
@@ -186,11 +186,11 @@ def of_the_disk(root: str, error: BaseException) -> str:
         return ""
     if error.errno == errno.EROFS:
         where = error.filename if isinstance(error.filename, str) else root
-        return "the disk of %s is read-only: find out why (dmesg), make it writable, and %s" % (where, GO_ON)
+        return "the disk of %s is read-only: find out why (dmesg), make it writable, and %s" % (where, AGAIN)
     disk = os.statvfs(existing_parent(root))
     if disk.f_files and disk.f_favail < 10:
-        return "the disk of %s has %d inodes left: remove files there, and %s" % (root, disk.f_favail, GO_ON)
-    return "the disk of %s is full: make room there, or use a larger disk, and %s" % (root, GO_ON)
+        return "the disk of %s has %d inodes left: remove files there, and %s" % (root, disk.f_favail, AGAIN)
+    return "the disk of %s is full: make room there, or use a larger disk, and %s" % (root, AGAIN)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """A bundle on its way: how much of it is here, and where its bytes go.
 
 A tar in the program's own form is taken apart as it comes: the weights' bytes go into the file that the blob will have,
-so that none is written twice. One in another form stays a tar until it is whole.
+so that none is written twice. One with a long head stays a tar until it is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import queue
@@ -70,6 +71,7 @@ class Part:
         self.store, self.hexdigest, self.size, self.held = store, hexdigest, size, held
         self.shape: Optional[tars.Shape] = None
         self.weights: Any = None
+        self.digest = Digest()
         self.tar = self.file(TAR)
 
     def file(self, suffix: str) -> Any:
@@ -77,23 +79,19 @@ class Part:
 
     def begin(self, at: int) -> None:
         """Keeps the first `at` bytes and forgets the others. Refuses where there are fewer."""
-        here = arrived(self.store, self.hexdigest, self.size)
-        if at > here:
-            if not here:
-                drop(self.store, self.hexdigest)  # else an empty file would stay
+        if at > arrived(self.store, self.hexdigest, self.size):
             raise Refusal("sha256:%s has fewer than %d bytes here: ask again what is missing" % (self.hexdigest, at))
+        self.digest.end()
         if self.shape is not None:
             self.weights.close()  # what is removed below would keep its room
-            self.digest.end()
         self.at, self.to_disk, self.hides, self.digest = at, 0, False, Digest()
         self.held.callback(self.digest.end)
         self.shape = shape_here(self.store, self.hexdigest, self.size)
-        # What is truncated is new, also where it keeps its size: one that goes on is not abandoned.
+        renew(self.store, self.hexdigest)
         if self.shape is not None and at >= self.shape.start:
             self.tar.truncate(self.shape.start)
             self.open_weights()
             self.weights.truncate(min(at - self.shape.start, self.shape.weights))
-            os.utime(self.store.staged(self.hexdigest, APART))
         else:
             self.tar.truncate(at)
             self.shape = None
@@ -101,7 +99,6 @@ class Part:
         here = tars.hash_file(self.tar.fileno(), self.digest)
         if self.shape is not None:
             here += tars.hash_file(self.weights.fileno(), self.digest)
-            self.to_disk = here - self.shape.start
         elif at <= KILLED_WITH:
             self.take_apart()
         self.digest.update(bytes(at - here))  # behind the weights are only zeros
@@ -111,7 +108,7 @@ class Part:
         with contextlib.suppress(FileExistsError):
             os.mkdir(os.path.dirname(path), 0o755)
         with contextlib.suppress(FileNotFoundError):
-            os.chmod(path, 0o600)  # who was killed may have made them read-only, as in a blob
+            os.chmod(path, 0o600)  # who was killed may have made them read-only, which root alone would not notice
         self.weights = self.file(WEIGHTS)
 
     def take(self, view: memoryview) -> None:
@@ -130,7 +127,6 @@ class Part:
         shape = shape_of(self.tar.fileno(), self.size)
         if shape is not None:
             self.open_weights()
-            self.weights.truncate(0)
             came = os.pread(self.tar.fileno(), self.at - shape.start, shape.start)
             self.put(shape, shape.start, memoryview(came))
             self.tar.truncate(shape.start)
@@ -142,7 +138,8 @@ class Part:
         came = min(self.at - shape.start, shape.weights)
         if came - self.to_disk >= TO_DISK:
             if not self.to_disk:
-                os.fsync(self.tar.fileno())  # without it the weights are nobody's after a power cut
+                with or_dropped(self.store, self.hexdigest):
+                    os.fsync(self.tar.fileno())  # without it the weights are nobody's after a power cut
             # What is on its way to the disk already need not be waited for at the end. It is what this does to pages
             # that were just written, which stay in memory.
             os.posix_fadvise(self.weights.fileno(), self.to_disk, came - self.to_disk, os.POSIX_FADV_DONTNEED)
@@ -178,8 +175,9 @@ def or_dropped(store: Store, hexdigest: str) -> Iterator[None]:
     """Forgets a part that did not get to the disk: the next fsync would say nothing of what this one lost."""
     try:
         yield
-    except OSError:
-        drop(store, hexdigest)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            drop(store, hexdigest)
         raise
 
 
@@ -189,7 +187,12 @@ def opened(store: Store, hexdigest: str, size: int) -> Iterator[Part]:
     with contextlib.ExitStack() as held:
         for suffix in (TAR, APART):
             held.enter_context(files.no_remains(store.staged(hexdigest, suffix)))
-        yield Part(store, hexdigest, size, held)
+        try:
+            yield Part(store, hexdigest, size, held)
+        except BaseException:
+            if not arrived(store, hexdigest, size):
+                drop(store, hexdigest)  # else an empty file would stay
+            raise
 
 
 def arrived(store: Store, hexdigest: str, size: int) -> int:
@@ -202,11 +205,13 @@ def arrived(store: Store, hexdigest: str, size: int) -> int:
 
 
 def shape_here(store: Store, hexdigest: str, size: int) -> Optional[tars.Shape]:
-    """The shape of a part that is being taken apart, None of any other."""
+    """The shape of a part that is taken apart, None of any other."""
     if store.staged_bytes(hexdigest, WEIGHTS) is None:
         return None
     with contextlib.suppress(FileNotFoundError), open(store.staged(hexdigest, TAR), "rb") as tar:
-        return shape_of(tar.fileno(), size)
+        shape = shape_of(tar.fileno(), size)
+        # Who was killed as it took it apart left weights in the tar, and perhaps not as many in their file.
+        return shape if shape is not None and os.fstat(tar.fileno()).st_size <= shape.start else None
     return None
 
 
@@ -221,12 +226,19 @@ def on_disk(store: Store, hexdigest: str) -> int:
 
 
 def stays_tar(store: Store, hexdigest: str) -> bool:
-    """Whether a part is a tar that is not taken apart any more, as of another form or of an older podctl."""
+    """Whether a part is a tar that is not taken apart any more: of a long head, or of an older podctl."""
     return store.staged_bytes(hexdigest, WEIGHTS) is None and on_disk(store, hexdigest) > KILLED_WITH
 
 
+def renew(store: Store, hexdigest: str) -> None:
+    """Keeps what is here from being abandoned."""
+    for suffix in (TAR, APART):
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(store.staged(hexdigest, suffix))
+
+
 def sweep(store: Store, hexdigest: str) -> None:
-    """Removes what is left of one that was killed just as it had become a blob."""
+    """Removes what is here, of which nobody is to go on: unless somebody does so now."""
     lock = store.staged(hexdigest, ".lock")
     if any(os.path.lexists(path) for path in (lock, *(store.staged(hexdigest, suffix) for suffix in (TAR, APART)))):
         held, _ = files.try_lock(lock)

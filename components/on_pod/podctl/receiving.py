@@ -8,9 +8,9 @@ import itertools
 import json
 import os
 import threading
-from typing import Any, BinaryIO, Mapping, Optional
+from typing import Any, Mapping, Optional
 
-from . import blobs, files, part
+from . import blobs, files, part, waiting
 from .documents import Document, field, optional
 from .names import hex_of
 from .said import Refusal, human, say, shown
@@ -18,58 +18,79 @@ from .store import Store
 
 F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python has its name since 3.10
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
+# A connection may end without a word: a laptop that slept, a NAT that forgot. Shorter than others wait for its lock.
+STALL_SECONDS = 300.0
 
 
-def take(store: Store, stream: BinaryIO, hexdigest: str, size: int, offset: int) -> int:
+def take(store: Store, stream: Incoming, hexdigest: str, size: int, offset: int) -> int:
     """Takes one bundle's bytes from `stream` into its part: those after `offset`, up to `size`.
 
     The caller holds the bundle's lock. The first `offset` bytes must be here from an earlier try. What arrives is kept
-    for the next try unless the stream held everything and the digest is wrong.
+    for the next try, but not bytes of another digest, nor on a full disk.
     -> bytes taken
     """
     with part.opened(store, hexdigest, size) as arriving:
+        here = part.arrived(store, hexdigest, size)
+        if offset < here <= size:  # somebody else's, who came further meanwhile
+            stream.skip(here - offset)
+            offset = here
         arriving.begin(offset)
-        count = pump(stream, arriving, size - offset)
+        why = "the connection ended"
+        try:
+            pump(stream, arriving, size - offset)
+        except waiting.Over:
+            why = "nothing came for %d seconds" % STALL_SECONDS
         if arriving.at < size:
             arriving.keep()  # of a whole bundle the blob will be
             raise Refusal(
-                "the connection ended after %d of %d bytes of sha256:%s: they are kept, run this again"
-                % (arriving.at, size, hexdigest)
+                "%s after %d of %d bytes of sha256:%s: they are kept, run this again"
+                % (why, arriving.at, size, hexdigest)
             )
     if not arriving.is_right():
         raise Refusal(
-            "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away"
+            "the %d bytes that arrived as sha256:%s have the digest sha256:%s: they are thrown away, run this again"
             % (arriving.at, hexdigest, arriving.digest.hexdigest())
         )
-    return count
+    return arriving.at - offset
+
+
+class Incoming:
+    """What comes on stdin. Raises waiting.Over where nothing does for long."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def readinto(self, view: memoryview) -> int:
+        with waiting.at_most(STALL_SECONDS):
+            return int(self.stream.readinto(view))
+
+    def skip(self, count: int) -> None:
+        """Reads past the bytes of a bundle that is here already."""
+        while count > 0:
+            with waiting.at_most(STALL_SECONDS):
+                piece = self.stream.read(min(files.PIECE, count))
+            if not piece:
+                return
+            count -= len(piece)
 
 
 def is_here(store: Store, hexdigest: str, size: int) -> bool:
-    """Whether a bundle is unpacked, or has arrived whole."""
+    """Whether a bundle is unpacked, or a whole tar of it waits for `place`."""
     return store.has_blob(hexdigest, size) or store.staged_bytes(hexdigest) == size
 
 
-def pump(stream: BinaryIO, arriving: part.Part, limit: int) -> int:
+def pump(stream: Any, arriving: part.Part, limit: int) -> int:
     """Takes what comes, up to `limit` bytes. -> how many came"""
     total = 0
     for view in itertools.cycle([memoryview(bytearray(files.PIECE)) for _ in range(part.Digest.WAITING + 2)]):
         if total >= limit:
             break
-        count = stream.readinto(view[: limit - total])  # type: ignore[attr-defined]
+        count = stream.readinto(view[: limit - total])
         if not count:
             break
         arriving.take(view[:count])
         total += count
     return total
-
-
-def drain(stream: BinaryIO, count: int) -> None:
-    """Reads past the bytes of a bundle that is here already."""
-    while count > 0:
-        piece = stream.read(min(files.PIECE, count))
-        if not piece:
-            return
-        count -= len(piece)
 
 
 def verb_missing(store: Store, document: Document) -> Document:
@@ -92,6 +113,7 @@ def verb_missing(store: Store, document: Document) -> Document:
             if store.staged_bytes(hexdigest) == size:
                 os.utime(store.staged(hexdigest))
                 continue
+            part.renew(store, hexdigest)
             here = part.arrived(store, hexdigest, size)
             missing[hexdigest] = here if here <= size else 0
     free = check_room(store, sizes)
@@ -114,11 +136,11 @@ def check_room(store: Store, bundles: Mapping[str, int]) -> int:
             coming += max(0, size - part.on_disk(store, hexdigest))
         if whole or part.stays_tar(store, hexdigest):
             largest_tar = max(largest_tar, size)
-    needed = coming + largest_tar + SPARE_BYTES
-    if any(sizes.values()) and needed > free:
+    needed = coming + largest_tar
+    if needed and needed + SPARE_BYTES > free:
         raise Refusal(
-            "the disk of %s has %s free and the bundles need %s: make room there, or use a larger disk"
-            % (store.root, human(free), human(needed))
+            "the disk of %s has %s free and the bundles need %s, %s to spare: make room there, or use a larger disk"
+            % (store.root, human(free), human(needed), human(SPARE_BYTES))
         )
     inodes = 5 * len(sizes) + 105
     if sizes and disk.f_files and inodes > disk.f_favail:
@@ -146,14 +168,15 @@ def verb_receive_all(store: Store, options: Any) -> Document:
     store.make_staging()
     check_room(store, {hexdigest: size for hexdigest, size, _ in plan})
     received = dict.fromkeys(("sha256:" + hexdigest for hexdigest, _, _ in plan), 0)
+    stream = Incoming(options.stdin)
     with Unpacking(store) as unpacking:
         for hexdigest, size, offset in plan:
             with contextlib.ExitStack() as held:
                 held.enter_context(store.hold("receive", store.staged(hexdigest, ".lock")))
                 if is_here(store, hexdigest, size):
-                    drain(options.stdin, size - offset)
+                    stream.skip(size - offset)
                 else:
-                    received["sha256:" + hexdigest] = take(store, options.stdin, hexdigest, size, offset)
+                    received["sha256:" + hexdigest] = take(store, stream, hexdigest, size, offset)
                     unpacking.end()
                     unpacking.begin(hexdigest, size, held.pop_all())
                     continue

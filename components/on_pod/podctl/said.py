@@ -53,7 +53,8 @@ def shown(value: object) -> str:
     return clean(json.dumps(value, ensure_ascii=False, default=str))[:120]
 
 
-GO_ON = "run pulumi up again, it goes on from there"
+AGAIN = "run pulumi up again"
+GO_ON = AGAIN + ", it goes on from there"
 
 
 def named(models: Sequence[str]) -> str:

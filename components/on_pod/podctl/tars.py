@@ -147,6 +147,15 @@ def read_header(header: bytes, position: int, size: int) -> Member:
     return Member(name, position + BLOCK, length)
 
 
+def is_own(fd: int, size: int, members: Sequence[Member]) -> bool:
+    """Whether a tar that `read_tar` took is the one that a blob of its files measures and hashes as."""
+    config, weights = members
+    shape = Shape(config.size, 2 * BLOCK + padded(config.size), weights.size)
+    return (config.offset, weights.offset, size) == (BLOCK, shape.start, shape.size) and all(
+        os.pread(fd, BLOCK, member.offset - BLOCK) == ustar_header(member.name, member.size) for member in members
+    )
+
+
 def check_end(fd: int, position: int, size: int) -> None:
     """After the last member: two blocks of zeros, then nothing but more of them."""
     if size - position < 2 * BLOCK or size % BLOCK:

@@ -20,7 +20,7 @@ from tests.unit.podctl.pods import WEIGHTS, PodDirectory, bundle, digest_of, hea
 MIB = 1024 * 1024
 BIG = bundle(b"w" * (2 * MIB))
 DIGEST = digest_of(BIG)
-GO_ON = "run pulumi up again, it goes on from there"
+AGAIN = "run pulumi up again"
 
 
 class Disk:
@@ -90,14 +90,15 @@ def ways(s3: S3, offset: int = 0) -> list[tuple[str, bytes | Mapping[str, Any]]]
 
 
 def full(pod: PodDirectory) -> list[str]:
-    return [f"the disk of {pod.root} is full: make room there, or use a larger disk, and {GO_ON}"]
+    return [f"the disk of {pod.root} is full: make room there, or use a larger disk, and {AGAIN}"]
 
 
 def test_too_small_a_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk: Disk, s3: S3) -> None:
     assert missing(pod) == []
     disk.fill(leave=MIB)
     said = [
-        f"the disk of {pod.root} has 1.0 MiB free and the bundles need 2.0 MiB: make room there, or use a larger disk"
+        f"the disk of {pod.root} has 1.0 MiB free and the bundles need 2.0 MiB, 0 bytes to spare: make room "
+        "there, or use a larger disk"
     ]
     assert missing(pod) == said
     assert pod.run("receive-all", stdin=head((DIGEST, len(BIG), 0))).lines == said
@@ -179,7 +180,7 @@ def test_no_inode_left_is_no_full_disk(pod: PodDirectory, disk: Disk) -> None:
     pod.stage(BIG)
     disk.use_inodes(leave=2)
     answer = pod.place({"m": DIGEST})
-    assert answer.lines == [f"the disk of {pod.root} has 2 inodes left: remove files there, and {GO_ON}"]
+    assert answer.lines == [f"the disk of {pod.root} has 2 inodes left: remove files there, and {AGAIN}"]
     assert disk.free[1] == 2
 
     disk.make_room()
@@ -190,7 +191,7 @@ def test_a_read_only_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk
     missing(pod)
     disk.read_only(True)
     (line,) = missing(pod)
-    assert line == (f"the disk of {pod.root}/.lock is read-only: find out why (dmesg), make it writable, and {GO_ON}")
+    assert line == (f"the disk of {pod.root}/.lock is read-only: find out why (dmesg), make it writable, and {AGAIN}")
     needs = {"diskGiB": 0.0, "shmMiB": 0, "gpu": False, "python": None, "vllm": None, "base": None}
     prepared = pod.run("prepare", stdin={"podctl": "", "sha256": "", "needs": needs})
     assert f"- the disk of {pod.root} is read-only: find out why (dmesg), and make it writable" in prepared.lines

@@ -798,7 +798,7 @@ def test_a_full_disk_is_said_once_and_nothing_stays_on_it(
     monkeypatch.setattr(receiving, "pump", filling)
 
     assert fetch(pod, s3.bundle(DIGEST), s3.bundle(OTHER_DIGEST)) == refused(
-        f"the disk of {pod.root} is full: make room there, or use a larger disk, and {GO_ON}"
+        f"the disk of {pod.root} is full: make room there, or use a larger disk, and run pulumi up again"
     )
     assert list((pod.root / "staging").iterdir()) == []
 

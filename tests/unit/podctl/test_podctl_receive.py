@@ -48,8 +48,8 @@ def test_what_has_another_digest_is_thrown_away(pod: PodDirectory) -> None:
 
     answer = send(pod, other)
 
-    said = f"the {SIZE} bytes that arrived as {DIGEST} have the digest {digest_of(other)}: they are thrown away"
-    assert answer == (1, {}, [said])
+    said = f"the {SIZE} bytes that arrived as {DIGEST} have the digest {digest_of(other)}: they are thrown away, "
+    assert answer == (1, {}, [said + "run this again"])
     assert list((pod.root / "staging").iterdir()) == []
 
 
@@ -253,7 +253,7 @@ def test_missing_says_when_the_disk_is_too_small(pod: PodDirectory, monkeypatch:
     assert (answer.status, answer.lines) == (
         1,
         [
-            f"the disk of {pod.root} has 164.0 MiB free and the bundles need 164.0 MiB: "
+            f"the disk of {pod.root} has 164.0 MiB free and the bundles need 100.0 MiB, 64.0 MiB to spare: "
             "make room there, or use a larger disk"
         ],
     )

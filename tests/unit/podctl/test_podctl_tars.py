@@ -317,23 +317,33 @@ def test_copying_works_where_the_kernel_cannot_copy_between_files(
     assert (pod.blob(digest) / WEIGHTS).read_bytes() == b"w" * 3_000_001
 
 
+OTHERWISE = "it is written otherwise than lora-pods writes a bundle"
+
+
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_plain_tars_of_other_writers_are_taken_and_their_modes_and_owners_are_not(form: int, pod: PodDirectory) -> None:
-    tar = with_tarfile(GOOD, form, mode=0o6777, uid=1000, gid=1000, uname="alice", mtime=1_700_000_000)
+def test_plain_tars_of_other_writers_are_refused(form: int, pod: PodDirectory) -> None:
+    """Their blobs would hash as others."""
+    digest = pod.stage(with_tarfile(GOOD, form, mode=0o6777, uid=1000, gid=1000, uname="alice", mtime=1_700_000_000))
+
+    assert unpack(pod, digest) == (1, {}, [f"{digest} is refused and removed: {OTHERWISE}"])
+    assert pod.blobs() == set()
+
+
+@pytest.mark.parametrize(
+    "tar",
+    [
+        entry(WEIGHTS, b"weights") + entry(CONFIG, b"{}") + END,
+        BOTH + END + bytes(5120),
+        entry(CONFIG, b"{}") + entry(WEIGHTS, b"weights", type=b"\0") + END,
+        entry(CONFIG, b"{}", mode=b"0000600\0") + entry(WEIGHTS, b"weights") + END,
+    ],
+    ids=["another order", "more at the end", "the old plain type", "another mode"],
+)
+def test_the_same_files_in_another_tar_are_refused(tar: bytes, pod: PodDirectory) -> None:
     digest = pod.stage(tar)
 
-    assert unpack(pod, digest).status == 0
-
-    weights = pod.blob(digest) / WEIGHTS
-    assert weights.read_bytes() == b"weights"
-    assert (mode(weights), weights.stat().st_uid) == ("0o444", os.geteuid())
-
-
-def test_old_plain_type_and_any_order_are_taken(pod: PodDirectory) -> None:
-    digest = pod.stage(entry(WEIGHTS, b"weights", type=b"\0") + entry(CONFIG, b"{}") + END + bytes(5120))
-
-    assert unpack(pod, digest).status == 0
-    assert {path.name: path.read_bytes() for path in pod.blob(digest).iterdir()} == GOOD
+    assert unpack(pod, digest) == (1, {}, [f"{digest} is refused and removed: {OTHERWISE}"])
+    assert pod.blobs() == set()
 
 
 def test_a_blob_that_lost_a_file_is_made_again(pod: PodDirectory) -> None:
