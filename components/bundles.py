@@ -19,7 +19,7 @@ from components.console import provider_says
 from components.core.errors import UserError
 from components.core.meter import Meter, Say, paced
 from components.pods.credentials import private_key_text
-from components.provider import Provider
+from components.provider import Provider, run
 from components.remote import pod_command, podctl_line, podctl_sha256
 from components.supply import Supply, opened
 
@@ -88,11 +88,11 @@ class BundleUploadProvider(Provider):
     """
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        asyncio.run(_send(props, self.settings(), provider_says()))
+        run(_send(props, self.settings(), provider_says()))
         return CreateResult(props["engine"], props)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
-        asyncio.run(_send(_news, self.settings(), provider_says()))
+        run(_send(_news, self.settings(), provider_says()))
         return UpdateResult(_news)
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:

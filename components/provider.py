@@ -6,9 +6,11 @@ pydantic) only where something is to be done: modules of providers import them l
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
@@ -17,12 +19,59 @@ from components.core.errors import UserError, printable_text
 if TYPE_CHECKING:
     from components.settings import RawConfig, Settings
 
+T = TypeVar("T")
+
 _format_exc = traceback.format_exc
+_running: set[asyncio.Task[Any]] = set()
 
 
 def _sentence_or_traceback(*arguments: Any, **options: Any) -> str:
     error = sys.exc_info()[1]
     return printable_text(error if isinstance(error, UserError) else _format_exc(*arguments, **options))
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs what a resource waits for, until it is done or Pulumi is told to stop (Ctrl-C). Raises UserError then."""
+
+    async def noted() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        _running.add(task)
+        try:
+            return await work
+        finally:
+            _running.discard(task)
+
+    try:
+        return asyncio.run(noted())
+    except asyncio.CancelledError:
+        raise UserError("the update was cancelled: run pulumi up again, it goes on from there") from None
+
+
+def end_all() -> None:
+    """Ends what runs, at its next step. Called on another thread."""
+    for task in tuple(_running):
+        task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+def _cancel(_self: Any, request: Any, _context: Any) -> Any:
+    # Imported here, since this code runs as that of a method of another module.
+    from components.provider import end_all
+
+    end_all()
+    return request  # which is empty, as the answer is
+
+
+def _hear_of_cancel() -> None:
+    """Has Pulumi's process do something where the engine tells it to cancel.
+
+    Its method for that does nothing (`Cancel` in pulumi/dynamic/__main__.py, SDK 3.274), so that the first Ctrl-C would
+    wait for the end of an upload. gRPC holds that very method: only its code can still be another.
+    """
+    servicer = getattr(sys.modules["__main__"], "DynamicResourceProviderServicer", None)
+    method = getattr(servicer, "Cancel", None)
+    if method is not None and hasattr(method, "__code__"):
+        method.__code__ = _cancel.__code__
 
 
 class Provider(ResourceProvider):
@@ -41,6 +90,7 @@ class Provider(ResourceProvider):
         # Pulumi's process answers every exception with `traceback.format_exc()` (pulumi/dynamic/__main__.py, SDK
         # 3.272) and leaves a provider no other way to fail. A user's mistake is not worth a traceback.
         traceback.format_exc = _sentence_or_traceback
+        _hear_of_cancel()
 
     def settings(self) -> Settings:
         """What the configuration says, parsed once: every resource asks, and a stack may have a thousand."""

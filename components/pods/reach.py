@@ -6,7 +6,6 @@ words of its SSH library. So the connection is made here first, where each cause
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from components.core.naming import POD_ROOT, unit_name
 from components.on_pod.boot import podctl_source
 from components.pods.contract import PATIENCE, Machine
 from components.pods.credentials import private_key_text
-from components.provider import Provider
+from components.provider import Provider, run
 from components.remote import leave_line, podctl_line
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class ReachedPodProvider(Provider):
         address = Address.of(_props["connection"])
         key = private_key_text(_props["connection"]["credential"], self.settings())
         try:
-            left = asyncio.run(_leave(address, key, _props["engine"])).get("left")
+            left = run(_leave(address, key, _props["engine"])).get("left")
             if left and isinstance(left, list):
                 users = printable(", ".join(map(str, left)), 2000)
                 print(f"{address} stays as it is, for others still use it: {users}")
@@ -139,7 +138,7 @@ class ReachedPodProvider(Provider):
 
         described = props["connection"]
         key = private_key_text(described["credential"], self.settings())
-        return asyncio.run(greet(Address.of(described), key, question, patience))
+        return run(greet(Address.of(described), key, question, patience))
 
 
 def tells_both_keys(name: str, pod: pulumi.Resource) -> pulumi.ErrorHook:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,23 @@ def test_killed_in_mid_transfer_the_old_file_is_there_and_no_byte_is_sent_twice(
     assert sent < LARGE * MIB - held + 2 * MIB, "what had arrived is not sent again"
     assert sent > LARGE * MIB - held, "else this counts nothing"
     assert machine.run("ls", STAGING) == ""
+    assert serves_all(deployed, machine)
+
+
+def test_ctrl_c_ends_an_upload_at_once_and_keeps_what_arrived(deployed: Client, machine: Machine) -> None:
+    filled_adapter(deployed.adapters / "large", 4, LARGE)
+    with deployed.stack.started("up", "--yes", "--skip-preview") as pulumi:
+        pattern = f"{STAGING}/*.part/*.safetensors"
+        held = int(machine.run("python3", "-c", HOLDER, "receive-all", pattern, str(LARGE // 2 * MIB), ""))
+        pulumi.send_signal(signal.SIGINT)
+        assert pulumi.wait(timeout=60) != 0, "podctl takes nothing more: this would wait for ever"
+    machine.run("pkill", "-CONT", "-f", "receive-all")
+    wait_for(lambda: machine.run("pgrep", "-f", "receive-all", check=False) == "")
+    received = machine.received()
+
+    assert deployed.stack.up().changes[f"BundleUpload {BASE}-upload"] == "update"
+
+    assert machine.received() - received < LARGE * MIB - held + 2 * MIB
     assert serves_all(deployed, machine)
 
 
