@@ -66,7 +66,8 @@ def measured(name: str, program: ModuleType, options: Options) -> str:
     sys.stderr.write(f"{name}: {options.repeat} ×\n")
     table = program.run(options)
     quick = " --quick" if options.quick else ""
-    return str(table.markdown(machine(), f"./dev bench {name} --repeat {options.repeat}{quick}"))
+    text = str(table.markdown(machine(), f"./dev bench {name} --repeat {options.repeat}{quick}"))
+    return text + "\nThe promises are about more than --quick measures.\n" if options.quick else text
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ UTILIZATION = 0.92
 DTYPES = {"auto": 2, "half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
 _CACHED_NUMBERS = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
+_STRANGE = "has a value that is not known here"
 _COUNTED = frozenset(
     {
         "fully-sharded-loras",
@@ -199,8 +200,14 @@ def budget_of(
     lora = arguments.get("lora-dtype", "auto")
     lora_bytes = number_bytes if lora == "auto" else DTYPES.get(str(lora))
     split = whole(arguments.get("tensor-parallel-size", 1))
-    if number_bytes is None or cached_bytes is None or lora_bytes is None or split is None:
-        return Unknown("engine.dtype or engine.args have a value that is not known here")
+    if number_bytes is None:
+        return Unknown(f"engine.dtype {_STRANGE}")
+    if cached_bytes is None:
+        return Unknown(f"engine.args: kv-cache-dtype {_STRANGE}")
+    if lora_bytes is None:
+        return Unknown(f"engine.args: lora-dtype {_STRANGE}")
+    if split is None:
+        return Unknown(f"engine.args: tensor-parallel-size {_STRANGE}")
     sharded = arguments.get("fully-sharded-loras") is True
     slot = slot_bytes(base, Slots(rank, lora_bytes, split, sharded, targets))
     weights = weight_bytes(base, number_bytes, split)

@@ -179,8 +179,11 @@ def test_what_the_stack_file_chooses_wins_and_is_checked() -> None:
             {"args": {"pipelineParallelSize": 2}},
             "what engine.args: pipeline-parallel-size changes of it is not known here",
         ),
-        ({"args": {"kvCacheDtype": "nvfp4"}}, "engine.dtype or engine.args have a value that is not known here"),
-        ({"args": {"tensorParallelSize": "all"}}, "engine.dtype or engine.args have a value that is not known here"),
+        ({"args": {"kvCacheDtype": "nvfp4"}}, "engine.args: kv-cache-dtype has a value that is not known here"),
+        (
+            {"args": {"tensorParallelSize": "all"}},
+            "engine.args: tensor-parallel-size has a value that is not known here",
+        ),
         ({"args": {"quantization": "gguf"}}, "what a weight takes by engine.args: quantization is not known here"),
         ({"memory": memory(80, sizes(LLAMA_8B, sliding_window=1))}, "its layers attend to a sliding window"),
     ],
