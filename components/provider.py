@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import traceback
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
@@ -23,6 +25,7 @@ T = TypeVar("T")
 
 _format_exc = traceback.format_exc
 _running: set[asyncio.Task[Any]] = set()
+_cancelled = threading.Event()
 
 
 def _sentence_or_traceback(*arguments: Any, **options: Any) -> str:
@@ -38,6 +41,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         assert task is not None
         _running.add(task)
         try:
+            if _cancelled.is_set():
+                work.close()
+                raise asyncio.CancelledError
             return await work
         finally:
             _running.discard(task)
@@ -45,13 +51,15 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(noted())
     except asyncio.CancelledError:
-        raise UserError("the update was cancelled: run pulumi up again, it goes on from there") from None
+        raise UserError("it was cancelled: run the same command again, it goes on from there") from None
 
 
 def end_all() -> None:
-    """Ends what runs, at its next step. Called on another thread."""
+    """Ends what runs, at its next step, and what is about to. Called on another thread."""
+    _cancelled.set()
     for task in tuple(_running):
-        task.get_loop().call_soon_threadsafe(task.cancel)
+        with suppress(RuntimeError):  # its loop was closed meanwhile
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def _cancel(_self: Any, request: Any, _context: Any) -> Any:
@@ -65,13 +73,12 @@ def _cancel(_self: Any, request: Any, _context: Any) -> Any:
 def _hear_of_cancel() -> None:
     """Has Pulumi's process do something where the engine tells it to cancel.
 
-    Its method for that does nothing (`Cancel` in pulumi/dynamic/__main__.py, SDK 3.274), so that the first Ctrl-C would
+    Its method for that does nothing (`Cancel` in pulumi/dynamic/__main__.py, SDK 3.272), so that the first Ctrl-C would
     wait for the end of an upload. gRPC holds that very method: only its code can still be another.
     """
     servicer = getattr(sys.modules["__main__"], "DynamicResourceProviderServicer", None)
-    method = getattr(servicer, "Cancel", None)
-    if method is not None and hasattr(method, "__code__"):
-        method.__code__ = _cancel.__code__
+    with suppress(AttributeError, ValueError):  # of another SDK, whose own way is as good
+        servicer.Cancel.__code__ = _cancel.__code__  # type: ignore[union-attr]
 
 
 class Provider(ResourceProvider):

@@ -112,10 +112,10 @@ def _smaller(budget: Budget, slots: int, options: EngineOptions) -> str:
         ways.insert(1, f"more GPUs (engine.args: {{tensorParallelSize: {more}}})")
     if options.gpu_memory_utilization is not None and options.gpu_memory_utilization < _OFTEN_TAKEN:
         ways.insert(0, "a larger engine.gpuMemoryUtilization")
-    if budget.weights < budget.share:
+    if budget.weights + slots * budget.slot < budget.share:
         ways.append("a smaller engine.maxModelLen")
-        if slots:
-            ways.append("adapters of a smaller rank")
+    if slots and budget.weights + budget.request < budget.share:
+        ways.append("adapters of a smaller rank")
     return f"take {', '.join(ways[:-1])} or {ways[-1]}"
 
 
@@ -140,14 +140,14 @@ def _chosen_max_loras(
     if options.max_loras is not None:
         return options.max_loras, "engine.maxLoras"
     kept = count if options.max_cpu_loras is None else options.max_cpu_loras
-    if kept < min(count, limit, requests or count):
+    if kept < min(count, limit, requests or (count if budget is None else REQUESTS_BY_DEFAULT)):
         return kept, f"{counted(count, 'adapter')}, capped by engine.maxCpuLoras"
     if requests is not None and requests < min(count, limit):
         return requests, f"{counted(count, 'adapter')}, as many as requests share a batch (maxNumSeqs)"
     if requests is None and budget is not None and min(count, limit) > REQUESTS_BY_DEFAULT:
         return REQUESTS_BY_DEFAULT, (
-            f"{counted(count, 'adapter')}, as many as requests share a batch by vLLM's default for most GPUs "
-            "(engine.args: maxNumSeqs sets another)"
+            f"{counted(count, 'adapter')}, capped at {REQUESTS_BY_DEFAULT} since a slot takes time as well; "
+            "engine.args: maxNumSeqs sets another cap"
         )
     if count <= limit:
         return count, f"{counted(count, 'adapter')}, all may share a batch"

@@ -170,9 +170,11 @@ def test_ctrl_c_ends_an_upload_at_once_and_keeps_what_arrived(deployed: Client, 
     with deployed.stack.started("up", "--yes", "--skip-preview") as pulumi:
         pattern = f"{STAGING}/*.part/*.safetensors"
         held = int(machine.run("python3", "-c", HOLDER, "receive-all", pattern, str(LARGE // 2 * MIB), ""))
-        pulumi.send_signal(signal.SIGINT)
-        assert pulumi.wait(timeout=60) != 0, "podctl takes nothing more: this would wait for ever"
-    machine.run("pkill", "-CONT", "-f", "receive-all")
+        try:
+            pulumi.send_signal(signal.SIGINT)
+            assert pulumi.wait(timeout=60) != 0, "podctl takes nothing more: this would wait for ever"
+        finally:
+            machine.run("pkill", "-CONT", "-f", "receive-all")
     wait_for(lambda: machine.run("pgrep", "-f", "receive-all", check=False) == "")
     received = machine.received()
 

@@ -97,9 +97,10 @@ def test_a_single_request_that_takes_nearly_all_leaves_as_much_to_others_as_to_s
 def test_no_more_slots_than_requests_share_a_batch() -> None:
     assert max_loras([8] * 300, H100) == (
         "256",
-        "300 adapters, as many as requests share a batch by vLLM's default for most GPUs (engine.args: maxNumSeqs sets "
-        "another): 15.0 GiB of weights and 256 × 44 MiB of slots leave 47.6 GiB of 73.6 GiB",
+        "300 adapters, capped at 256 since a slot takes time as well; engine.args: maxNumSeqs sets another cap: "
+        "15.0 GiB of weights and 256 × 44 MiB of slots leave 47.6 GiB of 73.6 GiB",
     )
+    assert max_loras([8] * 400, replace(H100, max_cpu_loras=300))[0] == "256"
     assert max_loras([8] * 256, H100)[1].startswith("256 adapters, all may share a batch: ")
     assert max_loras([8] * 300, replace(H100, args={"maxNumSeqs": 1024}))[0] == "300"
 
@@ -143,12 +144,26 @@ def test_what_cannot_start_is_refused_with_its_numbers() -> None:
         assert str(raised.value) == (
             "weights of 15.0 GiB, a slot for adapters of rank 64 (352 MiB) and the KV cache of one request of 8192 "
             "tokens (1.0 GiB) need 16.3 GiB, and vLLM gets 15.6 GiB of the GPU; take a larger GPU, more GPUs "
-            "(engine.args: {tensorParallelSize: 2}), a smaller base, a smaller engine.maxModelLen or adapters of a "
-            "smaller rank"
+            "(engine.args: {tensorParallelSize: 2}), a smaller base or a smaller engine.maxModelLen"
         )
     assert max_loras([64, 64], replace(L4, memory=memory(17), gpu_memory_utilization=0.97))[0] == "1"
-    with pytest.raises(UserError, match=r"; take a larger GPU, more GPUs \(engine.args: .+\) or a smaller base$"):
-        flags([64, 64], replace(L4, memory=memory(16)))
+    more_gpus = "more GPUs (engine.args: {tensorParallelSize: 2})"
+    for options, rank, ways in (
+        (replace(L4, memory=memory(16)), 64, f"a larger GPU, {more_gpus} or a smaller base"),
+        (
+            replace(L4, memory=memory(17.3), max_model_len=4096),
+            256,
+            f"a larger GPU, {more_gpus}, a smaller base or adapters of a smaller rank",
+        ),
+        (
+            replace(L4, memory=memory(17.3), max_model_len=131072),
+            8,
+            f"a larger GPU, {more_gpus}, a smaller base or a smaller engine.maxModelLen",
+        ),
+    ):
+        with pytest.raises(UserError) as raised:
+            flags([rank], options)
+        assert str(raised.value).partition("; take ")[2] == ways
 
 
 def test_what_the_stack_file_chooses_wins_and_is_checked() -> None:

@@ -148,7 +148,10 @@ def unpack_tar(store: Store, hexdigest: str, path: str, tar: int, found: str) ->
         members = tars.read_tar(tar, size)
         tars.check_with_tarfile(path, members, store.blob(hexdigest))
         if not tars.is_own(tar, size, members):
-            raise Refusal("it is written otherwise than lora-pods writes a bundle")
+            raise Refusal(
+                "it is written otherwise than lora-pods writes a bundle; if it came from a store, remove the object "
+                "there, then run `lora push`"
+            )
     except Refusal as refusal:
         files.unlink(path)
         raise Refusal("sha256:%s is refused and removed: %s" % (hexdigest, refusal)) from None

@@ -7,19 +7,23 @@ import fcntl
 import itertools
 import json
 import os
+import signal
 import threading
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Iterator, Mapping, Optional, TypeVar
 
-from . import blobs, files, part, waiting
+from . import blobs, files, part
 from .documents import Document, field, optional
 from .names import hex_of
 from .said import Refusal, human, say, shown
 from .store import Store
 
+T = TypeVar("T")
+
 F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python has its name since 3.10
 SPARE_BYTES = 64 * 1024 * 1024  # left free on the disk by an upload
-# A connection may end without a word: a laptop that slept, a NAT that forgot. Shorter than others wait for its lock.
-STALL_SECONDS = 300.0
+# Half of the longest that a silent sender is waited for: less than others wait for its lock. A connection may end
+# without a word, as of a laptop that slept.
+STALL_SECONDS = 150.0
 
 
 def take(store: Store, stream: Incoming, hexdigest: str, size: int, offset: int) -> int:
@@ -38,7 +42,7 @@ def take(store: Store, stream: Incoming, hexdigest: str, size: int, offset: int)
         why = "the connection ended"
         try:
             pump(stream, arriving, size - offset)
-        except waiting.Over:
+        except Silence:
             why = "nothing came for %d seconds" % STALL_SECONDS
         if arriving.at < size:
             arriving.keep()  # of a whole bundle the blob will be
@@ -54,21 +58,73 @@ def take(store: Store, stream: Incoming, hexdigest: str, size: int, offset: int)
     return arriving.at - offset
 
 
+class Silence(Refusal):
+    def __init__(self) -> None:
+        super().__init__("nothing came for %d seconds: run this again" % STALL_SECONDS)
+
+
 class Incoming:
-    """What comes on stdin. Raises waiting.Over where nothing does for long."""
+    """What comes on stdin. While `attended`, by the main thread, its reads raise Silence where nothing does for long.
+
+    One timer looks now and then whether it is still the same read: none of them needs one of its own.
+    """
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
+        self.reads = 0
+        self.reading = self.silent = False
+        self.seen: Optional[int] = None  # which read there was at the last look
+
+    @contextlib.contextmanager
+    def attended(self) -> Iterator[None]:
+        before = signal.signal(signal.SIGALRM, self.look)
+        signal.setitimer(signal.ITIMER_REAL, STALL_SECONDS, STALL_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def look(self, *_: object) -> None:
+        if self.reading and self.seen == self.reads:
+            raise Silence
+        self.seen = self.reads if self.reading else None
+
+    def _read(self, how: Callable[..., T], *arguments: Any) -> T:
+        self.reading = True
+        try:
+            return how(*arguments)
+        finally:
+            self.reading = False
+            self.reads += 1
 
     def readinto(self, view: memoryview) -> int:
-        with waiting.at_most(STALL_SECONDS):
-            return int(self.stream.readinto(view))
+        """Fills `view`, or as much as comes before the end. Silence is told once what came before it is taken."""
+        filled = 0
+        if self.silent:
+            raise Silence
+        try:
+            while filled < len(view):
+                count = self._read(self.stream.readinto1, view[filled:])
+                if not count:
+                    break
+                filled += count
+        except Silence:
+            if not filled:
+                raise
+            self.silent = True
+        return filled
+
+    def line(self) -> bytes:
+        return bytes(self._read(self.stream.readline))
+
+    def is_over(self) -> bool:
+        return not self._read(self.stream.read, 1)
 
     def skip(self, count: int) -> None:
         """Reads past the bytes of a bundle that is here already."""
         while count > 0:
-            with waiting.at_most(STALL_SECONDS):
-                piece = self.stream.read(min(files.PIECE, count))
+            piece = self._read(self.stream.read1, min(files.PIECE, count))
             if not piece:
                 return
             count -= len(piece)
@@ -139,8 +195,8 @@ def check_room(store: Store, bundles: Mapping[str, int]) -> int:
     needed = coming + largest_tar
     if needed and needed + SPARE_BYTES > free:
         raise Refusal(
-            "the disk of %s has %s free and the bundles need %s, %s to spare: make room there, or use a larger disk"
-            % (store.root, human(free), human(needed), human(SPARE_BYTES))
+            "the disk of %s has %s free and the bundles need %s, and %s must stay free: make room there, or use a "
+            "larger disk" % (store.root, human(free), human(needed), human(SPARE_BYTES))
         )
     inodes = 5 * len(sizes) + 105
     if sizes and disk.f_files and inodes > disk.f_favail:
@@ -155,8 +211,14 @@ def verb_receive_all(store: Store, options: Any) -> Document:
     """A line of JSON saying which bundles come, then their bytes, one after the other; each is unpacked meanwhile."""
     with contextlib.suppress(OSError):  # so that sshd decrypts on while this writes
         fcntl.fcntl(options.stdin.fileno(), F_SETPIPE_SZ, files.PIECE)
+    stream = Incoming(options.stdin)
+    with stream.attended():
+        return receive_all(store, stream)
+
+
+def receive_all(store: Store, stream: Incoming) -> Document:
     try:
-        document = json.loads(options.stdin.readline().decode("utf-8"))
+        document = json.loads(stream.line().decode("utf-8"))
     except ValueError:
         raise Refusal("the first line on stdin is not JSON") from None
     plan = []
@@ -168,7 +230,6 @@ def verb_receive_all(store: Store, options: Any) -> Document:
     store.make_staging()
     check_room(store, {hexdigest: size for hexdigest, size, _ in plan})
     received = dict.fromkeys(("sha256:" + hexdigest for hexdigest, _, _ in plan), 0)
-    stream = Incoming(options.stdin)
     with Unpacking(store) as unpacking:
         for hexdigest, size, offset in plan:
             with contextlib.ExitStack() as held:
@@ -181,7 +242,7 @@ def verb_receive_all(store: Store, options: Any) -> Document:
                     unpacking.begin(hexdigest, size, held.pop_all())
                     continue
             say("sha256:%s is here (%s)" % (hexdigest, human(size)))
-        if options.stdin.read(1):
+        if not stream.is_over():
             raise Refusal("more bytes arrived than the %d bundles declared" % len(plan))
     return {"received": received}
 

@@ -1,12 +1,6 @@
-"""How often is looked while something is waited for, how long at most, and whether anybody still waits."""
+"""How often is looked while something is waited for, and whether anybody still waits."""
 
 from __future__ import annotations
-
-import contextlib
-import signal
-from typing import Iterator, NoReturn
-
-from .said import Refusal
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # before a store is asked again
 POLL_SECONDS = 0.5  # at most: what begins a moment ago is looked at more often
@@ -22,26 +16,6 @@ def poll_of(waited: float) -> float:
 def pause_of(waited: float) -> float:
     """How long until the next line of progress, after so many seconds."""
     return min(max(SAY_SECONDS, waited / 4), SAY_AT_LAST_SECONDS)
-
-
-class Over(Refusal):
-    """What was waited for did not come in time."""
-
-
-@contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Raises Over where what is done meanwhile takes longer, also out of a read that nothing ends. Main thread only."""
-
-    def over(*_: object) -> NoReturn:
-        raise Over("nothing came for %d seconds: run this again" % seconds)
-
-    before = signal.signal(signal.SIGALRM, over)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def deserted() -> bool:

@@ -28,7 +28,7 @@ from components.on_pod.podctl.programs import Ran
 from tests.unit.podctl.pods import Answer, PodDirectory
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-PIECE = 700  # bytes of a stream that arrive at a time
+PIECE = 700  # bytes that are read at a time
 
 
 class Step(NamedTuple):
@@ -106,9 +106,9 @@ def _live(pod: PodDirectory, argv: tuple[str, ...], stdin: bytes, kill_at: int |
             count += 1
 
     class Stream(io.BytesIO):
-        def readinto(self, buffer: Any) -> int:
+        def readinto1(self, buffer: Any) -> int:
             step("read")
-            return super().readinto(memoryview(buffer)[:PIECE])
+            return super().readinto1(buffer)
 
     def told(*argv: str, **_: object) -> Ran:
         step("before " + " ".join(argv))
@@ -116,6 +116,7 @@ def _live(pod: PodDirectory, argv: tuple[str, ...], stdin: bytes, kill_at: int |
         ran: Ran = parent.recv()
         return ran
 
+    files.PIECE = PIECE
     _watch(str(pod.root.parent), step)
     programs.run = told
     sys.stdout, sys.stderr = io.StringIO(), io.StringIO()

@@ -97,7 +97,7 @@ def test_too_small_a_disk_is_refused_before_bytes_travel(pod: PodDirectory, disk
     assert missing(pod) == []
     disk.fill(leave=MIB)
     said = [
-        f"the disk of {pod.root} has 1.0 MiB free and the bundles need 2.0 MiB, 0 bytes to spare: make room "
+        f"the disk of {pod.root} has 1.0 MiB free and the bundles need 2.0 MiB, and 0 bytes must stay free: make room "
         "there, or use a larger disk"
     ]
     assert missing(pod) == said

@@ -9,6 +9,7 @@ import os
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,8 +132,8 @@ def test_a_tar_in_another_form_is_refused(tar: bytes, pod: PodDirectory) -> None
     sent(pod, tar, until=len(tar) - 1)
     assert staged(pod) == {".tar.part": tar[:-1]}
 
-    refusal = f"{digest} is refused and removed: it is written otherwise than lora-pods writes a bundle"
-    assert sent(pod, tar, offset=len(tar) - 1) == [refusal]
+    refusal = f"{digest} is refused and removed: it is written otherwise than lora-pods writes a bundle; "
+    assert [line[: len(refusal)] for line in sent(pod, tar, offset=len(tar) - 1)] == [refusal]
     assert (pod.blobs(), staged(pod)) == (set(), {})
 
 
@@ -250,7 +251,7 @@ def test_what_goes_on_is_not_abandoned_and_what_does_not_is(pod: PodDirectory) -
 
 def test_a_sender_that_falls_silent_is_not_waited_for(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop that sleeps may leave a connection that never ends, and with it the bundle's lock."""
-    monkeypatch.setattr(receiving, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(receiving, "STALL_SECONDS", 0.1)
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as stdin, os.fdopen(writer, "wb") as sender:
         sender.write(TAR[:5000])
@@ -259,14 +260,43 @@ def test_a_sender_that_falls_silent_is_not_waited_for(pod: PodDirectory, monkeyp
         store.make_staging()
         incoming = receiving.Incoming(stdin)
         digest = DIGEST.removeprefix("sha256:")
-        with pytest.raises(Refusal) as refusal:
-            receiving.take(store, incoming, digest, SIZE, 0)
-        with pytest.raises(Refusal, match="nothing came for 0 seconds: run this again"):
-            incoming.skip(1)
-    here = missing(pod, {DIGEST: SIZE})[DIGEST]
+        with incoming.attended():
+            with pytest.raises(Refusal) as refusal:
+                receiving.take(store, incoming, digest, SIZE, 0)
+            with pytest.raises(Refusal, match="nothing came for 0 seconds: run this again"):
+                incoming.skip(1)
     assert str(refusal.value) == (
-        f"nothing came for 0 seconds after {here} of {SIZE} bytes of {DIGEST}: they are kept, run this again"
+        f"nothing came for 0 seconds after 5000 of {SIZE} bytes of {DIGEST}: they are kept, run this again"
     )
+    assert missing(pod, {DIGEST: SIZE}) == {DIGEST: 5000}
+
+
+def test_a_sender_that_is_slow_is_waited_for(pod: PodDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its bytes take: what counts is that some come."""
+    monkeypatch.setattr(receiving, "STALL_SECONDS", 0.1)
+    looks: list[int] = []
+    tar = bundle(b"slow")
+
+    class Slow(io.BytesIO):
+        def readinto1(self, view: Any) -> int:
+            due = len(looks) + 1
+            while len(looks) < due:
+                time.sleep(0.001)  # until the timer has looked once more
+            return super().readinto1(view[:1000])
+
+    incoming = receiving.Incoming(Slow(tar))
+    real = incoming.look
+
+    def look(*_: object) -> None:
+        looks.append(1)
+        real()
+
+    monkeypatch.setattr(incoming, "look", look)
+    store = Store(str(pod.root), str(pod.units))
+    store.make_staging()
+    with incoming.attended():
+        assert receiving.take(store, incoming, digest_of(tar).removeprefix("sha256:"), len(tar), 0) == len(tar)
+    assert len(looks) >= 4
 
 
 def test_large_weights_go_to_the_disk_as_they_come_their_head_before_them(

@@ -253,7 +253,7 @@ def test_missing_says_when_the_disk_is_too_small(pod: PodDirectory, monkeypatch:
     assert (answer.status, answer.lines) == (
         1,
         [
-            f"the disk of {pod.root} has 164.0 MiB free and the bundles need 100.0 MiB, 64.0 MiB to spare: "
+            f"the disk of {pod.root} has 164.0 MiB free and the bundles need 100.0 MiB, and 64.0 MiB must stay free: "
             "make room there, or use a larger disk"
         ],
     )

@@ -317,7 +317,10 @@ def test_copying_works_where_the_kernel_cannot_copy_between_files(
     assert (pod.blob(digest) / WEIGHTS).read_bytes() == b"w" * 3_000_001
 
 
-OTHERWISE = "it is written otherwise than lora-pods writes a bundle"
+OTHERWISE = (
+    "it is written otherwise than lora-pods writes a bundle; if it came from a store, remove the object there, then "
+    "run `lora push`"
+)
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
